@@ -17,6 +17,7 @@ import numpy as np
 from lockstep_recorder import questions, recording, wire
 from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
+from lockstep_recorder.watch import Watch
 
 FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
@@ -150,7 +151,9 @@ def record(
         raise Mistake(f"{side.user.name}: has no function batch(step); the reference needs one")
     if is_large(side.initial()):
         give_back()
-    about, arrays = recording.record(side, curve=curve, seed=seed + 7, given=given, spec=spec)
+    about, arrays = recording.record(
+        side, curve=curve, seed=seed + 7, given=given, spec=spec, batches=side.drawn
+    )
     return {"program": side.user.name, "seed": seed, **about}, arrays
 
 
@@ -163,10 +166,14 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     if ask == "batches":
         if not side.user.has("batch"):
             return {"batch": None}, {}
-        drawn = [side.batch(step) for step in range(max(header["steps"], recording.STEPS))]
-        found = {f"batch/{step}/{name}": x for step, (_, each) in enumerate(drawn)
+        side.drawn = [side.batch(step) for step in range(max(header["steps"], recording.STEPS))]
+        told = side.drawn[:1] if header.get("first") else side.drawn
+        found = {f"batch/{step}/{name}": x for step, (_, each) in enumerate(told)
                  for name, x in each.items()}  # fmt: skip
-        return {"batch": drawn[0][0]}, found
+        return {"batch": told[0][0]}, found
+    if ask == "prepare":
+        side.prepare(side.initial(), spec, batch)
+        return {}, {}
     if ask == "widen":
         if is_large(weights):
             give_back()
@@ -208,16 +215,15 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
 
 def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
     """Builds a program; returns what answers questions of it."""
+    watch = Watch() if given.watch else None
     side = open_side(given.program, given.seed, given.device, given.own_precision)
 
     def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
         if header["ask"] == "write":
-            spec = header.get("batch")
-            if not (spec or side.user.has("batch")) and header.get("asks"):
-                return {"lacks": "batch"}, {}  # the port's, perhaps
-            made = record(side, given.seed, header["steps"], spec, arrays)
+            made = record(side, given.seed, header["steps"], header.get("batch"), arrays)
             _write(header["out"], *made)
-            return {"lacks": ""}, {}
+            facts, lacks = watch.tell() if watch else ({}, "it was not watched")
+            return {"facts": facts, "lacks": lacks}, {}
         told, found = answer(side, header, arrays)
         return told, as_floats(found)
 
@@ -233,6 +239,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="of the loss curve")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
+    parser.add_argument("--watch", action="store_true", help="note what the trace depends on")
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
     return parser.parse_args(argv)
 
@@ -241,7 +248,9 @@ def main(argv: list[str] | None = None) -> int:
     given = parse(argv)
     if given.what == "serve":  # the program is built for the first question
         wire.serve(wire.take_connection(), functools.partial(begin, given), told=Mistake)
-        return 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # to take a framework apart takes as long as a recording
     try:
         side = open_side(given.program, given.seed, given.device, given.own_precision)
         about, arrays = record(side, given.seed, given.steps)

@@ -26,8 +26,9 @@ REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in an
 
 
 def record(
-    side: Any, *, curve: int = 20, seed: int = 7, given: Arrays | None = None, spec: Any = None
-) -> tuple[dict[str, Any], Arrays]:
+    side: Any, *, curve: int = 20, seed: int = 7, given: Arrays | None = None, spec: Any = None,
+    batches: list[Batch] | None = None,
+) -> tuple[dict[str, Any], Arrays]:  # fmt: skip
     """(JSON, arrays) of a whole recording; `side` is a `TorchSide` or a `JaxSide`.
 
     Args:
@@ -35,6 +36,7 @@ def record(
         seed: of what is added to the weights, for gains of one and biases of zero hide bugs.
         given: `weights/N`, `batch/S/N` and `fed/L/S/grad/N` of another recording.
         spec: of the batches that are given.
+        batches: which the program has drawn already.
     """
     initial, given = side.initial(), given or {}
     parameters = set(side.facts()["parameters"])
@@ -42,8 +44,9 @@ def record(
     about: dict[str, Any] = {"initial": {n: moments(x) for n, x in initial.items()}, "lacks": {}}
     del initial  # memory is short where a program is large
     steps = range(max(curve, STEPS))
-    batches = ([(spec, group(given, f"batch/{s}")) for s in steps] if spec
-               else [side.batch(step) for step in steps])  # fmt: skip
+    if spec:
+        batches = [(spec, group(given, f"batch/{s}")) for s in steps]
+    batches = batches or [side.batch(step) for step in steps]
     first = batches[0]
     about["batch"] = first[0]
     arrays: Arrays = Spilled() if is_large(weights) else {}

@@ -69,6 +69,8 @@ def _add_check(commands: Any) -> None:
                      "largest size; may be given again (default: none)")  # fmt: skip
     sub.add_argument("--initial", action="store_true", help="count initial values that differ as "
                      "a difference (default: report them beside the verdict)")  # fmt: skip
+    sub.add_argument("--no-trace-cache", action="store_true", help="record the reference anew, and "
+                     "keep no trace of it in the user's cache (default: off)")  # fmt: skip
     sub.set_defaults(command=_check)
 
 
@@ -151,7 +153,8 @@ def _record(given: argparse.Namespace) -> int:
         with closing(options.program(given.program, given.python, _say)) as running:
             record_like(running, reference, out)
     else:
-        compare.write_trace(given.program, given.python, out, options, _say)
+        with closing(options.program(given.program, given.python, _say)) as running:
+            running.record(out, options.steps)
     about = trace.read(out).about
     print(f"{out}: {about['program']}, {about['framework']} on {about['device']}")
     return DONE
@@ -174,7 +177,7 @@ def _options(given: argparse.Namespace, python: str, reference_python: str) -> c
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
         device=given.device, own_precision=given.own_precision,
-        initial=getattr(given, "initial", False),
+        initial=getattr(given, "initial", False), anew=getattr(given, "no_trace_cache", True),
     )  # fmt: skip
 
 

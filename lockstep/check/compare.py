@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.check import accept as acceptance
-from lockstep.check import check, report, trace
+from lockstep.check import check, kept, report, trace
 from lockstep.check.port import Port
 from lockstep.check.program import UserProgram, require_python
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.errors import require
+from lockstep.model.params import Arrays
 from lockstep.worker import Say, silent
+from lockstep_recorder.memory import is_large
+from lockstep_recorder.wire import group
 
 WHAT = "a .py file or a module with build(seed) and loss(model, batch)"
 
@@ -30,10 +33,11 @@ class Options:
     device: str = "cpu"
     own_precision: bool = False  # as the programs are written, and not in float64
     initial: bool = False  # initial values that differ are a difference
+    anew: bool = False  # the reference runs, though its trace may be kept; and none is kept
 
-    def program(self, name: str, python: str, say: Say) -> UserProgram:
+    def program(self, name: str, python: str, say: Say, *, watch: bool = False) -> UserProgram:
         return UserProgram(name, python=python, seed=self.seed, device=self.device,
-                       own_precision=self.own_precision, say=say)  # fmt: skip
+                           own_precision=self.own_precision, watch=watch, say=say)  # fmt: skip
 
 
 def compare_programs(
@@ -44,53 +48,96 @@ def compare_programs(
     acceptance.parse(accept)  # before anything runs
     require_side("REFERENCE", reference, "--reference-python", options.reference_python)
     require_side("PORT", port, "--python", options.python)
-    if Path(port).is_dir():
-        recorded, other = read_reference(reference, options, say), trace.read(Path(port))
-        require_same_batches(other, recorded, port)
-        overrides = overrides or other.about.get("mapping")
-        asked = RecordedPort(other, recorded)
-        return check.run(recorded, asked, overrides=overrides, accept=list(accept),
-                         initial=options.initial, say=say)  # fmt: skip
-    traced = trace.read(Path(reference)) if Path(reference).is_dir() else None
     with ExitStack() as stack:
+        asked = stack.enter_context(closing(Reference(reference, options, say)))
+        recorded = asked.find()
+        if Path(port).is_dir():
+            recorded, other = recorded or asked.record(), trace.read(Path(port))
+            require_same_batches(other, recorded, port)
+            return check.run(
+                recorded, RecordedPort(other, recorded), accept=list(accept), say=say,
+                overrides=overrides or other.about.get("mapping"), initial=options.initial,
+            )  # fmt: skip
         running = stack.enter_context(closing(options.program(port, options.python, say)))
-        begun = None
-        if options.device == "cpu" and not traced:
-            begun = stack.enter_context(closing(ReferenceRecording(reference, options, say)))
+        if options.device == "cpu" and not recorded:
+            asked.begin()
         running.ask("facts")  # what is wrong with the port is told before the reference runs
-        if options.device != "cpu" and not traced:
+        if options.device != "cpu" and not recorded:
             running.end_process()  # a GPU's memory is the reference's while it is recorded
-        if begun:
-            recorded = begun.finish(running)
-        else:
-            recorded = traced or read_reference(reference, options, say, running)
-        on = recorded.about["device"]
-        say(f"reference: {recorded.about['program']}, {recorded.about['framework']} on {on}")
+        recorded = recorded or asked.record(running)
+        about = recorded.about
+        since = f", as kept since {about['kept_since']}" if "kept_since" in about else ""
+        say(f"reference: {about['program']}, {about['framework']} on {about['device']}{since}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
-        again = None
-        if not traced and options.device == "cpu" and not options.own_precision:
-            again = stack.enter_context(closing(ReferenceAgain(reference, options, say)))
+        changes = not asked.is_trace and options.device == "cpu" and not options.own_precision
         return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say,
-                         initial=options.initial, again=again)  # fmt: skip
+                         initial=options.initial,
+                         again=asked.again if changes else None)  # fmt: skip
 
 
-class ReferenceAgain:
-    """The reference's program, started once more when it is first asked for."""
+class Reference:
+    """A reference's program or trace; the program is recorded while the port starts."""
 
     def __init__(self, name: str, options: Options, say: Say) -> None:
         self.name, self.options, self.say = name, options, say
-        self.program: UserProgram | None = None
+        self.is_trace, self.begun = Path(name).is_dir(), False
+        self.program = options.program(name, options.reference_python, say, watch=not options.anew)
+        self.key = ""
+        if not self.is_trace and not options.anew:
+            flags = {"seed": options.seed, "steps": options.steps, "device": options.device,
+                     "own_precision": options.own_precision}  # fmt: skip
+            self.key = kept.key(name, options.reference_python, flags)
 
-    def __call__(self) -> UserProgram:
-        if self.program is None:
-            python = self.options.reference_python
-            self.program = self.options.program(self.name, python, self.say)
+    def find(self) -> trace.Trace | None:
+        """Reads the trace, or the one that is kept of this program."""
+        if self.is_trace:
+            return trace.read(Path(self.name))
+        return kept.find(self.key) if self.key else None
+
+    def begin(self) -> None:
+        self.say(f"recording {self.name}")
+        self.begun = True
+        self.program.send({"ask": "batches", "steps": self.options.steps, "first": True}, {})
+
+    def record(self, port: UserProgram | None = None) -> trace.Trace:
+        """Records the program.
+
+        Args:
+            port: gives the batches where the reference has none; it gets ready meanwhile.
+        """
+        if not self.begun:
+            self.begin()
+        steps = self.options.steps
+        drawn, batches = self.program.receive()
+        given: Arrays = {}
+        if not drawn["batch"] and port:
+            drawn, given = port.ask("batches", steps=steps)
+        with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
+            asked = {"ask": "write", "out": folder, "steps": steps}
+            asked |= {"batch": drawn["batch"]} if given else {}
+            self.program.send(asked, given)
+            if port and drawn["batch"] and self.options.device == "cpu":
+                first = {f"batch/{n}": x for n, x in group(given or batches, "batch/0").items()}
+                port.ask("prepare", first, batch=drawn["batch"])
+            told, _ = self.program.receive()
+            recorded = trace.read(Path(folder))
+            lacks = told["lacks"] or "the port draws its batches" * bool(given)
+            if self.key and lacks:
+                self.say(f"its trace is not kept: {lacks}")
+            elif self.key and recorded.about["repeats"]:
+                kept.keep(self.key, Path(folder), told["facts"])
+        if self.options.device != "cpu" or is_large(recorded.weights):
+            self.program.end_process()
+        return recorded
+
+    def again(self) -> UserProgram:
+        """Returns the program, which starts once more if it has ended."""
         return self.program
 
     def close(self) -> None:
-        if self.program:
-            self.program.close()
+        """Ends a recording that nobody waits for any more."""
+        self.program.close(leaving=0)
 
 
 def assert_equivalent(
@@ -105,53 +152,6 @@ def assert_equivalent(
     result = compare_programs(str(reference), str(port), Options(**options), accept=accept)
     assert result.verdict == "equal", "\n".join(report.text(result))
     return result
-
-
-def read_reference(
-    name: str, options: Options, say: Say, port: UserProgram | None = None
-) -> trace.Trace:
-    """Read where it is a trace, recorded in a folder of its own where it is a program.
-
-    Args:
-        port: gives the batches where the reference has none.
-    """
-    if Path(name).is_dir():
-        return trace.read(Path(name))
-    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
-        say(f"recording {name}")
-        write_trace(name, options.reference_python, Path(folder), options, say, port)
-        return trace.read(Path(folder))
-
-
-class ReferenceRecording:
-    """A reference's recording, which runs while the port starts."""
-
-    def __init__(self, name: str, options: Options, say: Say) -> None:
-        say(f"recording {name}")
-        self.steps, self.folder = (
-            options.steps,
-            tempfile.TemporaryDirectory(prefix="lockstep-check-"),
-        )
-        self.program = options.program(name, options.reference_python, say)
-        self.program.begin_record(Path(self.folder.name), self.steps, asks=True)
-
-    def finish(self, port: UserProgram) -> trace.Trace:
-        """The trace; the port gives the batches where the reference has none."""
-        out = Path(self.folder.name)
-        self.program.end_record(out, self.steps, port)
-        return trace.read(out)
-
-    def close(self) -> None:
-        """Ends a recording that nobody waits for any more."""
-        self.program.close(leaving=0)
-        self.folder.cleanup()
-
-
-def write_trace(
-    name: str, python: str, out: Path, options: Options, say: Say, port: UserProgram | None = None
-) -> None:
-    with closing(options.program(name, python, say)) as running:
-        running.record(out, options.steps, port)
 
 
 def require_side(field: str, name: str, flag: str, python: str) -> None:

@@ -49,38 +49,22 @@ class UserProgram(Worker):
 
     def __init__(
         self, name: str, *, python: str = sys.executable, seed: int = 0, device: str = "cpu",
-        own_precision: bool = False, say: Say = silent,
+        own_precision: bool = False, watch: bool = False, say: Say = silent,
     ) -> None:  # fmt: skip
+        """
+        Args:
+            watch: a recording tells what it depends on; see `lockstep_recorder.watch`.
+        """
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-check-")
         recorder = Path(self.folder.name) / "recorder.pyz"
         export(recorder)
         words = [python, str(recorder), "serve", name, "--seed", str(seed), "--device", device]
-        words += ["--own-precision"] * own_precision
+        words += ["--own-precision"] * own_precision + ["--watch"] * watch
         super().__init__(name, partial(start, words), say)
 
-    def record(self, out: Path, steps: int, other: UserProgram | None = None) -> None:
-        """Writes the trace of this program, in a process that ends with it.
-
-        Args:
-            other: gives the batches where this program has none.
-        """
-        self.begin_record(out, steps, asks=other is not None)
-        self.end_record(out, steps, other)
-
-    def begin_record(self, out: Path, steps: int, *, asks: bool) -> None:
-        """Starts what `end_record` waits for.
-
-        Args:
-            asks: another program gives the batches where this one has none.
-        """
-        self.send({"ask": "write", "out": str(out), "steps": steps, "asks": asks}, {})
-
-    def end_record(self, out: Path, steps: int, other: UserProgram | None = None) -> None:
-        """See `record`."""
-        if self.receive()[0]["lacks"]:
-            assert other
-            spec, arrays = other.ask("batches", steps=steps)
-            self.ask("write", arrays, out=str(out), steps=steps, batch=spec["batch"])
+    def record(self, out: Path, steps: int) -> None:
+        """Writes the trace of this program, in a process that ends with it."""
+        self.ask("write", out=str(out), steps=steps)
         self.end_process()
 
     def end_process(self) -> None:

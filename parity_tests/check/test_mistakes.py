@@ -379,7 +379,7 @@ def test_a_device_that_is_not_here_is_said_before_the_reference_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tiny_jax.py").write_text(TINY_JAX)
-    monkeypatch.setattr(compare, "read_reference", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(compare.Reference, "begin", lambda _: pytest.fail("it ran"))
     reference, port = str(tmp_path / "tiny_jax.py"), str(small(tmp_path))
     with pytest.raises(UserError, match="--device mps: PyTorch .* no such device"):
         compare_programs(reference, port, Options(device="mps", own_precision=True))
