@@ -17,7 +17,7 @@ import numpy as np
 from lockstep_recorder import questions, recording, wire
 from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
-from lockstep_recorder.watch import Watch
+from lockstep_recorder.watch import Audit
 
 FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
@@ -215,7 +215,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
 
 def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
     """Builds a program; returns what answers questions of it."""
-    watch = Watch() if given.watch else None
+    watch = Audit() if given.watch else None
     side = open_side(given.program, given.seed, given.device, given.own_precision)
 
     def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:

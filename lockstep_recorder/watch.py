@@ -35,7 +35,7 @@ INSTALLED = tuple({
 NO_FILES = ("/proc/", "/sys/", "/dev/")
 
 
-class Watch:
+class Audit:
     """Hears what the interpreter opens, from its making on; see PEP 578."""
 
     def __init__(self) -> None:
