@@ -51,13 +51,14 @@ def float32_matmul(config: Config, device: Capabilities) -> str:
     return "TF32_TF32_F32" if device.tf32 else "tensorfloat32"
 
 
-def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool | str]:
+def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool | str | int]:
     """XLA options of the compiled step.
 
     XLA may keep float32 between bfloat16 operations. That is off under strict numerics, because
-    torch rounds there, and on GPUs and TPUs, where the float32 would be written to memory.
+    torch rounds there, and on GPUs and TPUs, where the float32 would be written to memory. Strict
+    numerics leave two products of one operand two on a GPU: as one they have another kernel.
     """
-    options: dict[str, bool | str] = {}
+    options: dict[str, bool | str | int] = {}
     half = "bfloat16" in config.computes
     if platform == "cpu" and half and jax.__version_info__ >= (0, 11):
         # Products that XLA leaves in bfloat16 for YNNPACK, and YNNPACK then does not take, are
@@ -67,4 +68,5 @@ def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool |
         options["xla_allow_excess_precision"] = False
     if config.strict and platform in ("cuda", "rocm"):
         options["xla_gpu_deterministic_ops"] = True
+        options["xla_gpu_dot_merger_threshold_mb"] = 0
     return options
