@@ -9,7 +9,6 @@ from lockstep.data import corpus
 from lockstep.data.batches import batch
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
-from parity_tests.data.corpora import folder as folder
 from parity_tests.data.corpora import of, write
 
 

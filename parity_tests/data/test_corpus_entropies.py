@@ -10,7 +10,6 @@ import pytest
 
 from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
-from parity_tests.data.corpora import folder as folder
 from parity_tests.data.corpora import of
 
 TEXT = b"abracadabra, said the magician; abracadabra, said the hat.\n" * 3

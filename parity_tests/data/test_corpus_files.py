@@ -9,7 +9,6 @@ import pytest
 from lockstep.data import corpus
 from lockstep.data.batch import join_tokens
 from lockstep.data.batches import batch
-from parity_tests.data.corpora import folder as folder
 from parity_tests.data.corpora import write
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.data import corpus
-from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import error, same, write
-from parity_tests.data.corpora import library as library
 
 pytestmark = pytest.mark.usefixtures("cache")
 

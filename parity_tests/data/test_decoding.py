@@ -8,7 +8,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from lockstep.config import DataConfig
 from lockstep.data import corpus, decoding, prepare, tokenizer
 from lockstep.errors import UserError
-from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import write
 
 TEXT = b"a dog barks. " * 9

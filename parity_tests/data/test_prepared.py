@@ -18,7 +18,6 @@ from lockstep.data import batches, corpus, prepare, prepared, records, tokenizer
 from lockstep.data.chat import find_spans
 from lockstep.errors import UserError
 from lockstep.process import ROOT
-from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import write
 
 USER = {"role": "user", "content": "2+2? ü é"}
@@ -38,18 +37,6 @@ def write_rows(path: Path, lines: list[Any]) -> Path:
 
 def made(file: Path, out: Path) -> prepared.Manifest:
     return prepare.prepare(str(file), [file], "", out)
-
-
-def test_an_assistant_s_tokens_count_and_no_others(tmp_path: Path, cache: Path) -> None:
-    """Byte by byte, beyond ASCII too; the row's text is ChatML."""
-    loaded = corpus.load(str(write_rows(tmp_path / "a.jsonl", chat())))
-    split = loaded.train
-    start, stop = 0, int(split.ends[0])
-    text = bytes(split.tokens[start:stop])
-    assert text.startswith(b"<|im_start|>user\nNumber 0?<|im_end|>\n<|im_start|>assistant\n")
-    counted = bytes(split.tokens[start:stop][split.counts[start:stop] == 1])
-    assert counted.decode() == 2 * f"{ASSISTANT['content']}<|im_end|>\n"
-    assert (len(split.ends), len(loaded.val.ends), loaded.vocab) == (24, 1, 256)
 
 
 def test_windows_of_a_run_have_counts_and_segments(tmp_path: Path, cache: Path) -> None:
@@ -330,19 +317,6 @@ def test_a_template_that_rewrites_is_refused() -> None:
 
     with pytest.raises(ValueError, match="does not begin message 2 anew"):
         find_spans([USER, ASSISTANT], render)
-
-
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("tokenizer.json", b"{", "tokenizer.json is none"),
-    ("tokenizer_config.json", b"[", "invalid JSON"),
-])  # fmt: skip
-def test_a_tokenizer_that_is_none(words: Path, tmp_path: Path, name: str, content: bytes,
-                                  message: str) -> None:  # fmt: skip
-    for file in words.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"--tokenizer .*{message}"):
-        tokenizer.load(str(tmp_path))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

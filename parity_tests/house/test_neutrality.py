@@ -285,12 +285,6 @@ def test_the_core_stays_small(twin: str) -> None:
     assert sum(len(lines_of(twin, name)) for name in names) <= MOST_LINES[twin]
 
 
-def test_a_line_that_moves_or_changes_is_counted() -> None:
-    assert matching_lines(["a", "b", "c"], ["a", "b", "c"]) == 3
-    assert matching_lines(["a", "b", "c"], ["b", "c", "a"]) == 2
-    assert matching_lines(["a", "b"], ["a", "x"]) == 1
-
-
 # The rungs, their rules and what carries their questions: any pair of twins can stand there.
 INSTRUMENTS = {
     "judge": ("compare", "envelope", "noise", "verdict"),

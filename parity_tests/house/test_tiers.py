@@ -1,13 +1,12 @@
 """A tier stands at its test, with its guard; a mark that is wrong stops the suite."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from parity_tests import conftest, tiers
+from parity_tests import tiers
 from parity_tests.tiers import tier
 
 pytestmark = tier("quick", guard="house rules")
@@ -33,13 +32,6 @@ def config(*arguments: str, **options: bool) -> Any:
 
 def case(policy: str, model: str = "tiny") -> Any:
     return item(FP32, REPEATED, policy=policy, model=model)
-
-
-def test_a_mark_is_of_the_cases_that_its_predicate_chooses() -> None:
-    plain, other, both = case("fp64"), case("fp32"), case("fp32", "gpt2")
-    quick = item(tier("quick", guard="a rule"))
-    found = tiers.split([plain, other, both, quick])
-    assert found == {"quick": [quick], "test": [plain], "rest": [other], "full": [both]}
 
 
 @pytest.mark.parametrize(
@@ -84,22 +76,3 @@ def test_a_mark_that_another_hides_matches_nothing() -> None:
 
 
 # --- the programs that are kept
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "environ", {**os.environ, "LOCKSTEP_CACHE": str(tmp_path)})
-    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
-    return tmp_path
-
-
-def test_programs_are_kept_unless_all_is_to_be_compiled_anew(cache: Path) -> None:
-    conftest._share_programs(fresh=False)
-    named = os.environ["JAX_COMPILATION_CACHE_DIR"]
-    assert Path(named).is_dir() and Path(named).parent == cache / "tests"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = "mine"
-    conftest._share_programs(fresh=False)
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
-    conftest._share_programs(fresh=True)
-    fresh = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    assert cache not in fresh.parents and [*fresh.iterdir()] == []

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.config import from_flags
 from lockstep.run import directory
+from parity_tests.runs.fake_runs import place as place
 
 SHAPE = {"model": "tiny", "n_layer": 1, "d_model": 8, "n_head": 1, "context": 8, "steps": 40}
 MODULES = ("embed", "blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.attn.qkv",

@@ -12,7 +12,6 @@ from lockstep.data import batches, corpus
 from lockstep.data.batch import join_tokens
 from lockstep.exits import DONE
 from lockstep.run import directory
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import train
 
 

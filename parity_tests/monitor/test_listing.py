@@ -13,7 +13,6 @@ from lockstep.monitor import runs
 from lockstep.run import checkpoint, lock
 from parity_tests.monitor.conftest import make_run
 from parity_tests.runs.fake_runs import at_step, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
 
 
 def say(capsys: Any, *words: str) -> str:

@@ -15,7 +15,6 @@ from lockstep.run import directory
 from lockstep.train import loop
 from lockstep.train.options import Watching
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import resume, rows, train
 
 TINY = from_flags({"model": "tiny", "n_layer": 1}, accelerator=False).model

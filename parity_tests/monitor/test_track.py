@@ -19,7 +19,6 @@ from lockstep.process import ROOT
 from lockstep.train import track
 from parity_tests import fake
 from parity_tests.runs.fake_runs import STEPS, rows, train
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.small_disk import fill, mount
 
 APIS = {

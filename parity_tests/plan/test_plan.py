@@ -113,21 +113,6 @@ def test_a_device_that_is_nearly_named(name: str, near: str) -> None:
         devices.find(name)
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("{", "invalid JSON"), ("[1]", "not an object"), ("[" * 10_000, "invalid JSON"),
-        (GPT2_JSON | {"n_layer": -1}, "n_layer"), (GPT2_JSON | {"n_layer": "12"}, "n_layer"),
-        (GPT2_JSON | {"n_layer": 1e3}, "n_layer"), ({"d_model": 512}, "num_hidden_layers"),
-        (" " * 2**21, "too large"),
-    ],
-    ids=lambda value: str(value)[:20],
-)  # fmt: skip
-def test_a_config_that_is_none(content: Any, why: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=why):
-        shape.of(write_json(tmp_path, content), None)
-
-
 # --- devices
 
 

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -99,20 +97,6 @@ def test_bfloat16_loads_in_a_process_that_knows_no_framework(tmp_path: Path) -> 
     )
     command = [sys.executable, "-W", "error", "-c", code, str(path)]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"bfloat16\n"
-
-
-@pytest.mark.parametrize("field", ["params", "mu", "nu"])
-def test_a_state_that_is_not_of_one_kind_is_a_bug(tmp_path: Path, field: str) -> None:
-    changes: list[dict[str, Any]] = [
-        {field: arrays(0, "float64")},
-        {field: {"plain": arrays(0)["plain"]}},
-    ]
-    mixed = {"a": np.zeros(2, np.float32), "b": np.zeros(2)}
-    changes.append({"params": mixed, "mu": mixed, "nu": mixed})
-    for change in changes:
-        with pytest.raises(AssertionError):
-            save_alone(tmp_path, replace(state(), **change))
-    assert listing(tmp_path) == []
 
 
 def test_nothing_has_its_name_before_all_parts_are_there(tmp_path: Path) -> None:

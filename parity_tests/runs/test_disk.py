@@ -19,9 +19,7 @@ from lockstep.model.state import TrainState
 from lockstep.run import checkpoint, runlog
 from parity_tests.runs.checkpoints import assert_same, hidden, silent
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.small_disk import fill
-from parity_tests.runs.small_disk import small_disk as small_disk
 
 FULL = OSError(28, "No space left on device")
 

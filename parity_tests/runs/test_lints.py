@@ -12,7 +12,6 @@ from lockstep.train import lints
 from mutants import jax_cuda, torch_bugs
 from parity_tests.fake import FakeTwin
 from parity_tests.pair import run, start, toy
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import train
 from parity_tests.tiers import tier
 

@@ -16,8 +16,6 @@ from lockstep import exits
 from lockstep.errors import UserError
 from lockstep.run import checkpoint, lock
 from parity_tests.runs.fake_runs import at_step, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
-from parity_tests.runs.fake_runs import process as process
 
 pytestmark = pytest.mark.usefixtures("place")
 

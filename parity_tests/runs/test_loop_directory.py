@@ -12,7 +12,6 @@ from lockstep import exits
 from lockstep.cli import commands, trainers
 from lockstep.run import directory, runlog
 from parity_tests.runs.fake_runs import SMALL, STEPS, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
 

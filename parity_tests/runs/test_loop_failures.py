@@ -9,7 +9,6 @@ from lockstep import exits, twin
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
 

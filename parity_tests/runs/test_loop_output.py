@@ -15,8 +15,6 @@ from lockstep.cli import trainers
 from lockstep.config import from_flags
 from lockstep.run import directory
 from lockstep.train import closing
-from parity_tests.runs.fake_runs import place as place
-from parity_tests.runs.fake_runs import process as process
 from parity_tests.runs.fake_runs import resume, rows, train
 
 pytestmark = pytest.mark.usefixtures("place")

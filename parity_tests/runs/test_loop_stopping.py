@@ -12,8 +12,6 @@ import pytest
 from lockstep import exits
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
-from parity_tests.runs.fake_runs import process as process
 
 pytestmark = pytest.mark.usefixtures("place")
 

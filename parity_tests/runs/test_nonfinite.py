@@ -13,7 +13,6 @@ from lockstep.model.params import first_nonfinite, shapes
 from lockstep.model.state import TrainState
 from lockstep.train import nonfinite
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.tiers import tier
 
 

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lockstep.cli import commands
 from lockstep.data.tokenizer import load
-from parity_tests.runs.fake_runs import place as place
 from parity_tests.runs.fake_runs import train
 from parity_tests.weights.folders import config_of, make, run_of
 

@@ -20,7 +20,6 @@ from lockstep.run.saver import Saver
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.checkpoints import part_of, silent, state
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
 
 SAVE, USUAL_SAVER = checkpoint.save, Saver.save
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from lockstep.data.batch import Batch
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.runs.fake_runs import STEPS, resume, rows, saved_steps, train
-from parity_tests.runs.fake_runs import place as place
 
 pytestmark = pytest.mark.usefixtures("place")
 FP16 = "--policy fp16 --loss-scale-interval 3"
@@ -129,9 +127,3 @@ def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(FakeTwin, "tell", lambda self, text: text or "run")
         assert resume(f"--steps {STEPS}") == exits.DIVERGED
     assert taken == [8, 9, 10] * 2
-
-
-def test_max_skips_of_none_is_a_mistake(capsys: Any) -> None:
-    assert train("--max-skips 0") == exits.MISTAKE
-    assert "--max-skips 0: must be from 1" in capsys.readouterr().err
-    assert not Path("run").exists()

@@ -244,22 +244,6 @@ def test_the_twins_draw_the_same() -> None:
     assert abs(neighbours) < 4 / np.sqrt(2**17)
 
 
-def test_stochastic_rounding_is_unbiased() -> None:
-    """To within 4 standard errors, at every place between two neighbours; what is one stays."""
-    to = replace(FORMATS["nvfp4 stochastic"], shared="")
-    draws = torch_ref.extra.formats.rounding.draw(
-        (3, 5), torch.Size((4096, 64)), torch.device("cpu")
-    ).numpy()
-    x = np.broadcast_to(np.linspace(-6, 6, 64, dtype=np.float32), draws.shape)
-    rounded = reference.round_to(x, to, draws=draws)
-    gap = np.abs(rounded.mean(0) - x[0])
-    assert (gap <= 4 * rounded.std(0) / np.sqrt(len(draws)) + 1e-7).all()
-    nearest = reference.round_to(x[0], replace(to, stochastic=False))
-    assert (np.abs(nearest - x[0]) > 0.1).any()  # which rounding to nearest is
-    held = np.unique(nearest)
-    assert (reference.round_to(held, to, draws=draws[0, : len(held)]) == held).all()
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

@@ -54,15 +54,6 @@ def run_of(out: Path, framework: str, config: Config) -> TrainState:
     return state
 
 
-def logits_gap(logits: Any, framework: str, config: Config, state: TrainState) -> float:
-    """Compare logits (B, T, V) of tokens with a twin's at each place of two rows, relative to the
-    largest."""
-    rows = np.random.default_rng(0).integers(256, size=(2, 7)).astype(np.int32)
-    twin = start(framework, config, state)
-    wanted = np.stack([[twin.logits(row[: i + 1]) for i in range(7)] for row in rows])
-    return float(np.abs(np.asarray(logits(rows)) - wanted).max() / np.abs(wanted).max())
-
-
 def tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Every tensor of a folder's safetensors files, bit for bit."""
     from safetensors import safe_open

@@ -1,0 +1,5 @@
+"""Fixtures of several files of this room."""
+
+from parity_tests.data.corpora import cache as cache
+from parity_tests.data.corpora import folder as folder
+from parity_tests.data.corpora import library as library
