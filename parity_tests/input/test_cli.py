@@ -111,19 +111,3 @@ def test_json_round_trip() -> None:
     for preset in PRESETS:
         config = from_flags({"model": preset, "policy": "fp16"}, accelerator=False)
         assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
-
-
-@pytest.mark.parametrize("tamper", [
-    lambda c: c.pop("optim"),
-    lambda c: c["optim"].pop("lr"),
-    lambda c: c["optim"].update(steps="many"),
-    lambda c: c["optim"].update(new_flag=1),
-    lambda c: c["model"].update(n_head=3),
-    lambda c: c.update(model=[1]),
-])  # fmt: skip
-def test_a_tampered_config_is_one_line(tamper) -> None:
-    sections = from_flags({}, accelerator=False).to_json()
-    tamper(sections)
-    with pytest.raises(UserError) as error:
-        Config.from_json(sections)
-    assert "\n" not in str(error.value)

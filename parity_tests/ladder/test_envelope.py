@@ -20,7 +20,7 @@ from lockstep.judge.envelope import (
 )
 from lockstep.judge.noise import PLAIN, Perturbation
 from lockstep.judge.tolerances import ENVELOPE, FLOOR_ULPS, envelope_cap
-from lockstep.judge.verdict import Verdict, median_finding
+from lockstep.judge.verdict import Verdict
 from parity_tests.pair import perturbed as perturbed_state
 from parity_tests.pair import start, toy, window
 from parity_tests.tiers import tier
@@ -138,13 +138,6 @@ def test_an_equal_pair_is_not_started_again() -> None:
 def test_one_run_is_no_envelope() -> None:
     with pytest.raises(AssertionError, match="no envelope"):
         spread(program(), perturbations()[:1])
-
-
-def test_the_median_is_the_middle_figure() -> None:
-    others = [BASE + gap for gap in (1e-2, 0, 2e-2)]
-    starts = [compare_curves(BASE, other, ENVELOPE_OF_NOISE, CAP) for other in others]
-    middle = median_finding([start.finding for start in starts])
-    assert middle.figure == starts[0].finding.figure
 
 
 def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:

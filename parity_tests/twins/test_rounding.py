@@ -185,16 +185,6 @@ def test_with_nothing_rounded_it_is_wide(
     assert [name for name in grads if differ(grads[name], others[name])] == []
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_evaluation_has_its_own_policy(framework: str) -> None:
-    def evaluate(policy: str, eval_policy: str) -> float:
-        config = toy(**FLAGS | {"policy": policy, "eval_policy": eval_policy})
-        return start(framework, config, perturbed(config)).evaluate(BATCH.select(None))
-
-    assert evaluate("fp32", "tf32") == evaluate("tf32", "") != evaluate("tf32", "fp32")
-    assert evaluate("tf32", "fp32") == evaluate("fp32", "")
-
-
 # --- what is said
 
 
