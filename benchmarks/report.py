@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cuda_grid, inductor, speed
+from benchmarks import cuda_grid, inductor, ladder, speed
 from benchmarks.cells import CONTENDERS, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
@@ -62,11 +62,11 @@ def make(kind: str, rows: Rows) -> str:
     first, _, which = kind.partition(" ")  # an experiment and its scale
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
-        "speed": lambda: speed.markdown(listed),
+        "speed": lambda: speed.side_by_side({"speed": rows}),
         "cuda-grid": lambda: cuda_grid.markdown(rows),
         "inductor": lambda: inductor.markdown(rows),
         "emulation": lambda: table_of_emulation(listed),
-        "parity": lambda: table_of_rungs(listed),
+        "parity": lambda: ladder.verdicts(rows),
         "public-ports": lambda: public_table.markdown(listed),
     }
     if which and first in EXPERIMENTS:
@@ -88,19 +88,6 @@ def describe(rows: Rows) -> str:
             [row["name"], row["status"], row["why"].replace("|", " ")] for row in failed
         ])  # fmt: skip
     return "\n\n".join(f"## {kind}\n\n{text}" for kind, text in found.items() if text)
-
-
-def table_of_rungs(rows: list[Result]) -> str:
-    return markdown(["policy", "rung", "verdict", "cases", "of its bound, or why"], [
-        [row["policy"], str(row["rung"]), row["verdict"], str(row["cases"]), _figure(row)]
-        for row in rows
-    ])  # fmt: skip
-
-
-def _figure(row: Result) -> str:
-    if "worst" not in row or row["verdict"] == "failed":
-        return row["why"]
-    return f"{row['worst']['figure']:.3g} of {row['worst']['bound']:.3g}: {row['worst']['rule']}"
 
 
 def table_of_emulation(rows: list[Result]) -> str:
