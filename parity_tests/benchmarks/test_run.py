@@ -183,4 +183,4 @@ def test_a_failed_rung_is_never_called_equal(tmp_path: Path) -> None:
     assert "failed: a: RuntimeError: x" in ladder.status({"bf16 3": row})
     alone = {name: value for name, value in row.items() if name != "worst"}
     assert "| `bf16` | 0 of 1 |  |  |" in ladder.policies({"bf16 3": alone})
-    assert "| bf16 | 3 | failed | 3 | a: RuntimeError: x |" in report.describe({"bf16 3": row})
+    assert "rung 3: failed, a: RuntimeError: x |" in report.describe({"bf16 3": row})
