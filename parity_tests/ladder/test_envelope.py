@@ -153,7 +153,7 @@ def train(framework: str, config: Config) -> Callable[[Perturbation], Made]:
     return of
 
 
-@tier("rest", guard="rung 8 in bf16", where=lambda policy: policy == "bf16")
+@tier("rest", guard="rung 8 in bf16")
 def test_the_twins_against_their_noise() -> None:
     """Equal as they are; different when one of them has another beta2."""
     config = toy(policy="bf16", n_layer=2, accum=2, steps=40, lr=1e-3)
