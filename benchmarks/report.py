@@ -62,7 +62,7 @@ def make(kind: str, rows: Rows) -> str:
     first, _, which = kind.partition(" ")  # an experiment and its scale
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
-        "speed": lambda: speed.side_by_side({"speed": rows}),
+        "speed": lambda: speed.markdown(listed),
         "cuda-grid": lambda: cuda_grid.markdown(rows),
         "inductor": lambda: inductor.markdown(rows),
         "emulation": lambda: table_of_emulation(listed),
