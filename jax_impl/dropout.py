@@ -11,8 +11,6 @@ from jax.random import fold_in
 
 from lockstep.model.constants import SITES
 
-Key = Array  # one of `jax.random`
-
 
 class Dropout:
     """Called as dropout(x, layer, site); keeps its input's dtype."""
@@ -37,5 +35,5 @@ class Dropout:
         scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - self.rate))
         return jnp.where(keep, scaled.astype(x.dtype), 0)
 
-    def key_of(self, layer: Array | int, site: str) -> Key:
+    def key_of(self, layer: Array | int, site: str) -> Array:
         return fold_in(fold_in(self.key, layer + 1), SITES[site])
