@@ -31,24 +31,39 @@ def compile_template(template: str, special: dict[str, str]) -> Render:
     Args:
         special: what the template calls bos_token, eos_token ...
     """
+    from jinja2 import nodes
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The tag around what an assistant says, which `find_spans` finds by itself."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(message)
 
-    extensions = ["jinja2.ext.loopcontrols"]
+    extensions = ["jinja2.ext.loopcontrols", Generation]
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=extensions
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's is for HTML
     environment.globals["raise_exception"] = refuse
+    absent = {"tools": None, "documents": None}  # which is not what is undefined
     compiled = None
 
     def render(messages: Messages, header: bool) -> str:
         nonlocal compiled
         try:
             compiled = compiled or environment.from_string(template)
-            return compiled.render(special, messages=messages, add_generation_prompt=header)
+            return compiled.render(
+                special, messages=messages, add_generation_prompt=header, **absent
+            )
         except Exception as why:  # whatever the template does
             problem = str(why) or type(why).__name__
             raise Unusable(f"the chat template refuses it: {problem[:100]}") from None

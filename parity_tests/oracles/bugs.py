@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jinja2.sandbox
 import numpy as np
 import onnx
 import optax
@@ -52,7 +53,7 @@ from lockstep.cli import sample as sample_command
 from lockstep.cli import trainers
 from lockstep.config import Config, ModelConfig, OptimConfig
 from lockstep.config import config as config_module
-from lockstep.data import batches, prepared, tokenizer
+from lockstep.data import batches, chat, prepared, tokenizer
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
 from lockstep.formats import rounding
@@ -164,7 +165,30 @@ def add_special_tokens(right: Callable, function: Callable, *args: Any, **named:
     return right(function, *args, **named | dict.fromkeys(asked, True))
 
 
+def change_environment(**changed: Any) -> Plant:
+    """Our templates are compiled in another environment; transformers has its own by now."""
+    return wrap(jinja2.sandbox, "ImmutableSandboxedEnvironment", lambda right, **how: right(
+        **how | changed))  # fmt: skip
+
+
+def leave_out_absent(right: Callable, self: Any, *special: Any, **given: Any) -> str:
+    """Ours passes a dict of special tokens, transformers each by its name."""
+    absent = {"tools", "documents"} if special else set()
+    return right(self, *special, **{n: x for n, x in given.items() if n not in absent})
+
+
 DATA: list[tuple[Any, ...]] = [
+    ("templates-keep-blanks", "templates", change_environment(lstrip_blocks=False), "indented"),
+    ("templates-keep-line-ends", "templates", change_environment(trim_blocks=False), "indented"),
+    ("templates-lose-special-tokens", "templates", wrap(
+        chat, "compile_template", lambda right, template, special: right(template, {})),
+     "indented"),
+    ("templates-escape-letters", "templates", put(chat, "json", SimpleNamespace(
+        dumps=lambda x, ensure_ascii, **how: json.dumps(x, **how))), "json"),
+    ("absent-tools-are-undefined", "templates", wrap(
+        jinja2.Template, "render", leave_out_absent), "tools"),
+    ("marked-answers-are-lost", "templates", wrap(
+        jinja2.nodes, "Scope", lambda right, body, **how: right([], **how)), "generation"),
     ("windows-repeat-after-1000", "windows", change_draw(step=lambda step: step % 1000)),
     ("micro-batches-alike-in-data", "windows", change_draw(micro_step=lambda n: n % 8)),
     ("seed-reaches-no-window", "windows", change_draw(seed=lambda seed: 0)),

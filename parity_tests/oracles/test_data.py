@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
+from transformers.utils import chat_template_utils
 
-from lockstep.data import batches, corpus
+from lockstep.data import batches, chat, corpus
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents
 from parity_tests.oracles import Call, checks
@@ -175,7 +176,46 @@ def check_tokenizer(folder: Path) -> None:
     assert found == [*texts.values()] and loaded.vocab == 6
 
 
+TEMPLATES = {
+    "indented": """{%- for m in messages %}
+    {% if m.role == 'user' %}
+[INST] {{ m.content }} [/INST]
+    {% else %}
+{{ bos_token }}{{ m.content }}{{ eos_token }}
+    {% endif %}
+{% endfor %}
+    {% if add_generation_prompt %}
+<think>
+    {% endif %}
+""",
+    "json": "{% for m in messages %}{{ m | tojson }} {{ m | tojson(indent=2) }}{% endfor %}",
+    "loops": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}"
+             "{{ m.content }}{% break %}{% endfor %}",
+    "tools": "{% if tools is not none %}Tools: {{ tools }}{% endif %}"
+             "{% if documents is not none %}Documents{% endif %}{{ messages[0].content }}",
+    "generation": "{% for m in messages %}{% set said = 'no' %}\n{% generation %}\n"
+                  "{% set said = m.content %}{{ said }}{% endgeneration %}\n{{ said }}{% endfor %}",
+}  # fmt: skip
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def check_templates(name: str) -> None:
+    """A chat is written as transformers writes it: blanks and lines around blocks, JSON, loops that
+    end early, tools that nobody gave, and the mark around what an assistant says."""
+    render: Any = chat_template_utils.render_jinja_template
+    said: chat.Messages = [
+        {"role": "user", "content": "  Où? <b>\n"},
+        {"role": "assistant", "content": "'là' & \"ici\""},
+        {"role": "user", "content": "ok"},
+    ]
+    for count, header in itertools.product((1, 2, 3), (False, True)):
+        how = {"chat_template": TEMPLATES[name], "add_generation_prompt": header, **SPECIAL}
+        (theirs,), _ = render([said[:count]], **how)
+        assert chat.compile_template(TEMPLATES[name], SPECIAL)(said[:count], header) == theirs
+
+
 @checks(
+    *((check_templates, name) for name in TEMPLATES),
     (check_windows,), (check_own_rows,), (check_packed_rows,), (check_padded_rows,),
     (check_masked_stream,), (check_documents_are_drawn,), (check_masks, "val"),
     (check_masks, "train"), (check_tokenizer,),
