@@ -28,6 +28,7 @@ from onnx import numpy_helper
 import jax_impl.dropout
 import jax_impl.extra.attention
 import jax_impl.extra.evaluation
+import jax_impl.extra.formats.rounding
 import jax_impl.extra.scan
 import jax_impl.io.bridge
 import jax_impl.loss
@@ -687,6 +688,13 @@ EVALUATION: list[tuple[Any, ...]] = [
         lambda t, k, draws: (1 / t, k, draws))),
     ("top-k-one-more", "distribution", change_choice(
         lambda t, k, draws: (t, k + (k > 0), draws))),
+    ("top-k-of-all-is-256", "large_vocabulary", change_choice(
+        lambda t, k, draws: (t, k or 256, draws))),
+    ("top-k-at-most-256", "large_vocabulary", change_choice(
+        lambda t, k, draws: (t, min(k, 256), draws))),
+    ("likeliest-of-the-first-256", "large_vocabulary", wrap(
+        sampling, "choose", lambda right, scores, t, *how: right(
+            scores if t else scores[:256], t, *how))),
     ("same-draw-for-each-token", "draws_are_independent", change_choice(
         lambda t, k, draws: (t, k, np.random.default_rng(0)))),
 ]  # fmt: skip

@@ -191,7 +191,7 @@ class Even:
 
 def probabilities(scores: Any, temperature: float, top_k: int) -> np.ndarray:
     """By transformers' warpers, in the order of its `generate`."""
-    x = torch.tensor([scores], dtype=torch.float64)
+    x = torch.tensor(np.array([scores]), dtype=torch.float64)
     x = logits_process.TemperatureLogitsWarper(temperature)(None, x)
     x = logits_process.TopKLogitsWarper(top_k)(None, x) if top_k else x
     return torch.softmax(x, -1)[0].numpy()
@@ -207,6 +207,20 @@ def check_distribution() -> None:
             counts = np.bincount(drawn, minlength=len(SCORES))
             expected = 1000 * probabilities(SCORES, temperature, min(top_k, len(SCORES)))
             assert np.abs(counts - expected).max() <= 1 + 1e-6, (temperature, top_k)
+
+
+def check_large_vocabulary() -> None:
+    """Of 600 tokens, and 3000 even numbers, each gets its share, to within one; the likeliest is
+    one of the last."""
+    scores = np.random.default_rng(1).normal(size=600)
+    scores[577] = scores.max() + 0.1
+    for temperature, top_k in ((1.0, 0), (3.0, 0), (0.8, 40), (1.5, 300), (1.0, 600), (1.0, 900)):
+        even: Any = Even(3000)
+        drawn = [sampling.choose(scores, temperature, top_k, even) for _ in range(3000)]
+        expected = 3000 * probabilities(scores, temperature, min(top_k, 600))
+        counts = np.bincount(drawn, minlength=600)
+        assert np.abs(counts - expected).max() <= 1 + 1e-6, (temperature, top_k)
+    assert sampling.choose(scores, 0, 0, np.random.default_rng(0)) == 577
 
 
 def check_draws_are_independent() -> None:
@@ -305,8 +319,8 @@ def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> 
     *((check_loss_in_the_evaluation_s_policy, framework, chunks) for framework in FRAMEWORKS
       for chunks in "13"),
     *((check_grouped_queries, framework) for framework in FRAMEWORKS),
-    (check_context,), (check_distribution,), (check_draws_are_independent,), (check_the_command,),
-    (check_who_samples,),
+    (check_context,), (check_distribution,), (check_large_vocabulary,),
+    (check_draws_are_independent,), (check_the_command,), (check_who_samples,),
     (check_overflow, "bf16", "bf16", "DIVERGED"), (check_overflow, "bf16", "fp16", "DONE"),
     (check_overflow, "fp16", "fp16", "DONE"),
 )  # fmt: skip
