@@ -881,7 +881,21 @@ def change_shards(copies: Callable[[int], int], turn: Callable[[int], int]) -> P
     return wrap(jax_impl.io.bridge, "pieces", pieces)
 
 
+def seed_by(axis: str) -> Plant:
+    """Fast numerics draw by a device's place on one axis."""
+
+    def dropout(right: Callable, self: Any, micro_step: int) -> Dropout:
+        with pytest.MonkeyPatch.context() as patch:
+            rank = self.mesh[axis].get_local_rank
+            patch.setattr(torch_ref.extra.mesh.mesh, "rank", rank)
+            return right(self, micro_step)
+
+    return wrap(torch_ref.extra.mesh.mesh.OnMesh, "dropout", dropout)
+
+
 MESH: list[tuple[Any, ...]] = [
+    ("parts-of-a-model-draw-alike", "masks", seed_by("data"), "fast"),
+    ("copies-of-a-model-draw-alike", "masks", seed_by("fsdp"), "fast"),
     ("turns-of-twice-the-copies", "pieces", change_shards(lambda n: 2 * n, lambda copy: copy)),
     ("every-copy-is-written", "pieces", change_shards(lambda n: n, lambda copy: 0)),
     ("the-last-copy-is-not-counted", "pieces", change_shards(

@@ -2,7 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,23 +25,37 @@ class OneOfSeveral(OnMesh):
         self.config, self.steps = toy(dropout=0.5, numerics=numerics), 7
 
 
-def draw_masks(numerics: str) -> list[np.ndarray]:
+def make_axes(data: int, fsdp: int, number: int) -> Any:
+    """Stands for a mesh as one of its processes sees it: neighbours share a model."""
+    axes = (("data", data, number // fsdp), ("fsdp", fsdp, number % fsdp))
+    return {
+        name: SimpleNamespace(size=partial(int, size), get_local_rank=partial(int, at))
+        for name, size, at in axes
+    }
+
+
+def draw_masks(numerics: str, fsdp: int = 1) -> list[np.ndarray]:
     """The masks of four processes, each of its rows, at one place of one micro-batch."""
     masks = []
     for number in range(PROCESSES):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch_ref.extra.mesh.mesh, "rank", partial(int, number))
-            dropout = OneOfSeveral(numerics).dropout(1)
+            trainer = OneOfSeveral(numerics)
+            trainer.mesh = make_axes(PROCESSES // fsdp, fsdp, number)
+            dropout = trainer.dropout(1)
             masks.append(dropout(torch.ones(ROWS, WIDTH), 0, "mlp").numpy() > 0)
     return masks
 
 
 def check_masks(numerics: str) -> None:
-    """Two devices' masks agree in a half of 2000 places, to within five deviations."""
-    masks = draw_masks(numerics)
-    for a in range(PROCESSES):
-        for b in range(a):
-            assert abs((masks[a] == masks[b]).sum() - 1000) < 5 * np.sqrt(500), (a, b)
+    """Two devices' masks agree in a half of 2000 places, to within five deviations, whether they
+    have copies of the model or parts of one."""
+    for fsdp in (1, 2, 4):
+        masks = draw_masks(numerics, fsdp)
+        for a in range(PROCESSES):
+            for b in range(a):
+                alike = (masks[a] == masks[b]).sum()
+                assert abs(alike - 1000) < 5 * np.sqrt(500), (fsdp, a, b)
 
 
 def check_whole_mask() -> None:
@@ -87,11 +101,7 @@ def check_places() -> None:
             begins = [int(part[0]) for part in torch.arange(rows).chunk(fsdp)]
             for number in range(data * fsdp):
                 copy, part = divmod(number, fsdp)
-                mesh: Any = {
-                    name: SimpleNamespace(size=partial(int, size), get_local_rank=partial(int, at))
-                    for name, size, at in (("data", data, copy), ("fsdp", fsdp, part))
-                }
-                tensor: Any = Part(rows)
+                tensor, mesh = cast(Any, Part(rows)), make_axes(data, fsdp, number)
                 start, turn, turns = torch_ref.extra.mesh.mesh.place(tensor, mesh)
                 assert (turn, turns) == (copy, data)
                 if part < len(begins):  # the others have no rows
