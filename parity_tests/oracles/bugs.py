@@ -833,11 +833,39 @@ def scale_by_own_loss(right: Callable, self: Any, *given: Any) -> None:
 
 
 DELAYED = torch_ref.extra.formats.delayed.Delayed
+DROPOUTS = torch_ref.dropout.Dropout, jax_impl.dropout.Dropout
+
+
+def change_keys(change: Callable[[int, str], tuple[int, str]]) -> Plant:
+    """In both twins, which share the rule."""
+    return several(*(wrap(owner, "key_of", lambda right, self, layer, site: right(
+        self, *change(layer, site))) for owner in DROPOUTS))  # fmt: skip
+
+
 NARROW: list[tuple[Any, ...]] = [
     ("float64-is-rounded-to-nearest", "stochastic", change_draws(
         lambda x, draws: None if str(x.dtype).endswith("64") else draws), "torch", "float64"),
     ("gradients-are-rounded-to-nearest", "stochastic", change_draws(
         lambda x, draws: None), "jax", "float32"),
+    ("micro-batches-round-alike", "draws_of_a_product", several(*(wrap(
+        owner, "dropout", lambda right, *given: right(*given[:-1], 0)) for owner in TRAINER)),
+     "torch"),
+    ("layers-round-alike", "draws_of_a_product", change_keys(lambda layer, site: (0, site)), "jax"),
+    ("gate-rounds-as-up", "draws_of_a_product", change_keys(
+        lambda layer, site: (layer, "up" if site == "gate" else site)), "torch"),
+    ("seed-reaches-no-rounding", "draws_of_a_product", several(*(wrap(
+        owner, "__init__", lambda right, *given, seed, **rest: right(*given, seed=0, **rest))
+        for owner in DROPOUTS)), "jax"),
+    ("amaxes-of-the-scaled-loss", "history", several(
+        put(torch_ref.extra.formats.rounding.Rounding, "units", lambda *given: torch.ones(3)),
+        put(jax_impl.extra.formats.rounding.Rounding, "units", lambda *given: jnp.ones(3))),
+     "jax"),
+    ("history-of-one-step", "history", wrap(
+        rounding.NeutralRounding, "record", lambda right, self, history, *given: right(
+            self, history * 0, *given)), "torch"),
+    ("history-never-forgets", "history", wrap(
+        rounding.NeutralRounding, "record", lambda right, self, history, *given: right(
+            self, history * 0 + self.amax(history, 1), *given)), "jax"),
     ("draws-up-to-a-half", "stochastic", change_draws(
         lambda x, draws: None if draws is None else draws / 2), "torch", "float32"),
     ("rows-scaled-by-own-rows", "scales_of_all_rows", keep_scales(lambda n: n > 1), "fp8-rowwise"),

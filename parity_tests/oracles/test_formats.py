@@ -2,7 +2,7 @@
 and by `ml_dtypes`. No process is started."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import torch_ref.extra.formats.delayed
 from jax_impl.extra.formats.rounding import ROUNDING
 from lockstep.formats.table import FORMATS, HISTORY
 from parity_tests.oracles import Call, checks
+from parity_tests.pair import start, toy
 from torch_ref.extra.formats.rounding import Rounding
 
 FRAMEWORKS: dict[str, Any] = {"jax": (ROUNDING, jnp.asarray), "torch": (Rounding(), torch.tensor)}
@@ -83,7 +84,60 @@ def check_histories_of_processes() -> None:
     assert owner.amaxes["qkv"][:, 0].tolist() == [3, 5, 7]
 
 
+def check_history(framework: str) -> None:
+    """Amaxes are kept as those of a loss that is not scaled, whatever its scale is in their step
+    and in later ones; the largest of the last 16 steps counts."""
+    rounding, make = FRAMEWORKS[framework]
+    history = make(np.zeros((3, HISTORY), np.float32))
+    begun = 2.0**10, [100.0, 200.0, 300.0]  # the loss scale, and the amaxes
+    for scale, sizes in (begun, *[(2.0**9, [3.0, 5.0, 7.0])] * HISTORY):
+        found = make(np.array([*sizes[:2], sizes[2] * scale], np.float32))
+        history = rounding.record(history, found, scale)
+        largest = sizes if np.asarray(history)[0, -1] == 3 else begun[1]
+        for later in (2.0**8, 2.0**12):
+            exact = np.array([largest[0] / 448, largest[1] / 448, largest[2] * later / 57344])
+            found = np.asarray(rounding.scales(history, later))
+            assert np.array_equal(found, np.exp2(np.ceil(np.log2(exact)))), (scale, later)
+    assert np.asarray(history)[:, -1].tolist() == [3, 5, 7]  # the first step is forgotten
+
+
+SITES = {"qkv": 3, "proj": 4, "gate": 5, "up": 6, "down": 7}  # behind three of dropout
+
+
+def keys_of(framework: str, trainer: Any, step: int, micro_step: int) -> dict[str, tuple[int, ...]]:
+    """The keys that the products of a micro-batch draw with, by their linear layer."""
+    if framework == "torch":
+        trainer.steps = step
+        trainer.dropout(micro_step)
+        found = {n: m.product for n, m in trainer.model.named_modules() if hasattr(m, "product")}
+        return {name: x.key for name, x in found.items() if hasattr(x, "key")}
+    weights = trainer.weights(trainer.state, trainer.dropout(step, micro_step))
+    end = ".product.key"
+    return {n.removesuffix(end): tuple(x.tolist()) for n, x in weights.items() if n.endswith(end)}
+
+
+def check_draws_of_a_product(framework: str) -> None:
+    """Each product of each micro-batch draws with a key of its own, by `jax.random`'s own folding
+    of seed, step, micro-step, layer and place."""
+    config = toy(policy="nvfp4", n_layer=4, n_head=1, d_model=16, context=8, seed=5, accum=3)
+    trainer, seen = cast(Any, start(framework, config)).trainer, set[tuple[int, ...]]()
+    for step in (1, 70):
+        for micro_step in range(3):
+            keys = keys_of(framework, trainer, step, micro_step)
+            assert len(keys) == 2 * len(SITES)  # the first and the last layer stay wide
+            for name, key in keys.items():
+                _, layer, *_, linear = name.split(".")
+                hand = jax.random.key(5, impl="threefry2x32")
+                for number in (step, micro_step, int(layer) + 1, SITES[linear]):
+                    hand = jax.random.fold_in(hand, number)
+                assert key == tuple(jax.random.key_data(hand).tolist()), (step, micro_step, name)
+            seen |= {*keys.values()}
+    assert len(seen) == 2 * 3 * 2 * len(SITES)
+
+
 @checks(
+    *((check_draws_of_a_product, framework) for framework in FRAMEWORKS),
+    *((check_history, framework) for framework in FRAMEWORKS),
     *((check_stochastic, framework, dtype) for framework in FRAMEWORKS
       for dtype in ("float32", "float64")),
     (check_scales_of_all_rows, "fp8"), (check_scales_of_all_rows, "fp8-rowwise"),
