@@ -1,7 +1,6 @@
 """`lockstep plan`: its memory and FLOPs, held to the programs that compilers know."""
 
 import statistics
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,6 @@ from parity_tests.plan.plans import setting
 LOWEST, HIGHEST, MEDIAN = -0.0201, {"jax": 0.27, "torch": 0.16}, 0.05
 
 GROUPS = programs.groups()
-
-
-def bytes_of(model: shape.Shape, framework: str, **changed: Any) -> float:
-    return memory.step_bytes(model, setting(framework=framework, **changed))
 
 
 def test_a_mixed_policy_keeps_16_bytes_a_parameter() -> None:

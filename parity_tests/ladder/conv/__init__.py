@@ -64,14 +64,13 @@ def initial(config: Config) -> TrainState:
         return np.full(shape, name.endswith((".weight", ".running_var")), np.float32)
 
     mu, nu = ({name: np.zeros(SHAPES[name], np.float32) for name in WEIGHTS} for _ in range(2))
-    scaling = config.precision.roles.loss_scaling
     return TrainState(
         params={name: weight(name, shape) for name, shape in SHAPES.items()},
         mu=mu,
         nu=nu,
         step=0,
         updates=0,
-        loss_scale=config.precision.loss_scale_init if scaling else 1.0,
+        loss_scale=1.0,
         good_steps=0,
     )
 

@@ -1,4 +1,4 @@
-"""The conv net and its optimizer step in plain JAX with jmp and optax, and no Flax.
+"""The conv net and its optimizer step in plain JAX with optax, and no Flax.
 
 `flax.nnx.BatchNorm` would not do: its running variance is the biased one.
 """
@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import optax
 from jax import Array
 
 from jax_impl.extra.device import configure
 from jax_impl.optim import adamw
-from jax_impl.precision import compiler_options, loss_scale, make_policy
+from jax_impl.precision import compiler_options, make_policy
 from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.data.batch import Batch
@@ -128,8 +127,6 @@ class State(NamedTuple):
     weights: Params
     optimizer: Any
     statistics: Params
-    loss_scale: Array
-    good_steps: Array
 
 
 class JaxTwin:
@@ -161,8 +158,6 @@ class JaxTwin:
             weights=weights,
             optimizer=optax.tree.set(self.adamw.init(weights), **moved),
             statistics={name: params[name] for name in STATISTICS},
-            loss_scale=jnp.float32(state.loss_scale),
-            good_steps=jnp.int32(state.good_steps),
         )
         # To where a step leaves its results, or the second step would be compiled anew.
         self.current = jax.device_put(loaded, self.device)
@@ -174,59 +169,46 @@ class JaxTwin:
         }
 
     def state(self) -> TrainState:
-        weights, optimizer, statistics, scale, good_steps = self.current
+        weights, optimizer, statistics = self.current
         return TrainState(
             params=to_canonical(weights | statistics, list(SHAPES)),
             mu=to_canonical(optax.tree.get(optimizer, "mu")),
             nu=to_canonical(optax.tree.get(optimizer, "nu")),
             step=self.steps,
             updates=self.updates,
-            loss_scale=scale.item(),
-            good_steps=good_steps.item(),
+            loss_scale=1.0,
+            good_steps=0,
         )
 
     def place(self, window: Batch) -> Examples:
         return jax.device_put(examples(window), self.device)
 
     def step(self, window: Examples) -> Callable[[], StepResult]:
-        scale, rate = self.current.loss_scale.item(), float(self.rates[self.updates])
-        self.current, *metrics = self.stepped(self.current, window)
-        loss, norm, finite = (metric.item() for metric in metrics)
-        self.steps, self.updates = self.steps + 1, self.updates + finite
-        result = StepResult(loss, norm, rate, scale, not finite)
+        rate = float(self.rates[self.updates])
+        self.current, loss, norm = self.stepped(self.current, window)
+        self.steps, self.updates = self.steps + 1, self.updates + 1
+        result = StepResult(loss.item(), norm.item(), rate, 1.0, False)
         return lambda: result
 
-    def step_function(self, state: State, window: Examples) -> tuple[State, Array, Array, Array]:
-        """The new state, the loss, the gradient's norm, and whether that was finite."""
-        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
+    def step_function(self, state: State, window: Examples) -> tuple[State, Array, Array]:
+        """The new state, the loss, and the gradient's norm."""
         net, accum = Net(self.roles), len(window[0])
 
         def micro_batch(carry: Any, batch: Examples) -> tuple[Any, Array]:
             total, statistics = carry
 
-            def scaled(weights: Params) -> tuple[Array, Any]:
+            def share(weights: Params) -> tuple[Array, Params]:
                 loss, moved = mean_loss(net, weights | statistics, batch)
-                return scale.scale(loss / accum), (loss / accum, moved)
+                return loss / accum, moved
 
-            grads, (loss, moved) = jax.grad(scaled, has_aux=True)(state.weights)
-            return (jax.tree.map(jnp.add, total, scale.unscale(grads)), moved), loss
+            (loss, moved), grads = jax.value_and_grad(share, has_aux=True)(state.weights)
+            return (jax.tree.map(jnp.add, total, grads), moved), loss
 
         carry = jax.tree.map(jnp.zeros_like, state.weights), state.statistics
         (grads, statistics), losses = jax.lax.scan(micro_batch, carry, window)
         updates, optimizer = self.adamw.update(grads, state.optimizer, state.weights)
-        norm, finite = optax.tree.get(optimizer, "grad_norm"), jnp.array(True)
-        # Statistics move on a skipped step too, as in torch: the forward passes have been.
-        new = state._replace(
-            weights=optax.apply_updates(state.weights, updates),
-            optimizer=optimizer,
-            statistics=statistics,
-        )
-        if self.roles.loss_scaling:
-            finite = jmp.all_finite(grads)
-            weights, optimizer = jmp.select_tree(finite, new[:2], state[:2])
-            scale = scale.adjust(finite)
-            new = State(weights, optimizer, statistics, scale.loss_scale, scale.counter)
-        return new, losses.sum(), norm, finite
+        new = State(optax.apply_updates(state.weights, updates), optimizer, statistics)
+        return new, losses.sum(), optax.tree.get(optimizer, "grad_norm")
 
     def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         loss, grads = self.graded(self.current, self.place(batch))
@@ -266,9 +248,8 @@ class JaxTwin:
 
         `slots` are zeros added to the activations, to have their gradients; or none.
         """
-        scale = loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
-        def scaled(weights: Params, slots: Params) -> tuple[Array, Any]:
+        def tapped(weights: Params, slots: Params) -> tuple[Array, Params]:
             seen: Params = {}
 
             def tap(name: str, x: Array) -> Array:
@@ -276,13 +257,11 @@ class JaxTwin:
                 return x + slots[name] if slots else x
 
             loss, _ = mean_loss(Net(self.roles, tap=tap), weights | state.statistics, batch)
-            return scale.scale(loss), (loss, seen)
+            return loss, seen
 
-        both = jax.grad(scaled, argnums=(0, 1), has_aux=True)
-        (grads, seen_grads), (loss, seen) = both(state.weights, slots)
-        # Widened first: unscaled in float16 they would flush to zero.
-        wide = make_policy(self.roles.policy).cast_to_output(seen_grads)
-        return loss, seen, scale.unscale(wide), scale.unscale(grads)
+        both = jax.value_and_grad(tapped, argnums=(0, 1), has_aux=True)
+        (loss, seen), (grads, seen_grads) = both(state.weights, slots)
+        return loss, seen, make_policy(self.roles.policy).cast_to_output(seen_grads), grads
 
 
 def to_canonical(params: Params, names: list[str] = WEIGHTS) -> Arrays:

@@ -30,7 +30,7 @@ from parity_tests.ladder.conv import (
 )
 from torch_ref.extra.device import configure
 from torch_ref.optim import AdamW
-from torch_ref.precision import autocast, dtype, grad_scaler
+from torch_ref.precision import autocast, dtype
 
 Examples = tuple[Tensor, Tensor]  # images (..., B, 8, 8) float32, labels (..., B) int64
 
@@ -91,7 +91,6 @@ class TorchTwin:
             for decay in (True, False)
         ]  # fmt: skip
         self.optimizer = AdamW(groups, betas=(optim.beta1, optim.beta2), eps=1e-8)
-        self.scaler = grad_scaler(config.precision, self.device)
         self.rates = learning_rates(optim)
 
     def describe(self) -> dict[str, Any]:
@@ -101,9 +100,6 @@ class TorchTwin:
         configure(self.config)  # of the process, in which another twin may have been built since
         self.steps, self.updates = state.step, state.updates
         self.net.load_state_dict({name: torch.tensor(x) for name, x in state.params.items()})
-        if self.scaler.is_enabled():
-            scale = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
-            self.scaler.load_state_dict(self.scaler.state_dict() | scale)
         for name, weight in self.weights.items():
             self.optimizer.state[weight] = {
                 "step": torch.tensor(float(state.updates)),
@@ -113,15 +109,14 @@ class TorchTwin:
 
     def state(self) -> TrainState:
         tensors, moments = self.net.state_dict(), self.optimizer.state
-        scaler = self.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
         return TrainState(
             params={name: to_numpy(tensors[name]) for name in SHAPES},
             mu={name: to_numpy(moments[w]["exp_avg"]) for name, w in self.weights.items()},
             nu={name: to_numpy(moments[w]["exp_avg_sq"]) for name, w in self.weights.items()},
             step=self.steps,
             updates=self.updates,
-            loss_scale=scaler["scale"],
-            good_steps=scaler["_growth_tracker"],
+            loss_scale=1.0,
+            good_steps=0,
         )
 
     def place(self, window: Batch) -> Examples:
@@ -129,21 +124,18 @@ class TorchTwin:
         return torch.from_numpy(images), torch.from_numpy(labels).long()
 
     def step(self, window: Examples) -> Callable[[], StepResult]:
-        scale, rate, losses = self.scaler.get_scale(), float(self.rates[self.updates]), []
+        rate, losses = float(self.rates[self.updates]), []
         for batch in zip(*window):
             loss = mean_loss(self.net, batch, self.roles) / len(window[0])
-            self.scaler.scale(loss).backward()
+            loss.backward()
             losses.append(loss.detach())
-        self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), self.config.optim.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.step()
         self.optimizer.zero_grad()
-        skipped = self.scaler.get_scale() < scale
-        self.steps, self.updates = self.steps + 1, self.updates + (not skipped)
-        result = StepResult(torch.stack(losses).sum().item(), norm.item(), rate, scale, skipped)
+        self.steps, self.updates = self.steps + 1, self.updates + 1
+        result = StepResult(torch.stack(losses).sum().item(), norm.item(), rate, 1.0, False)
         return lambda: result
 
     def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
@@ -167,10 +159,8 @@ class TorchTwin:
             net.get_submodule(name).register_forward_hook(hook)
         loss = mean_loss(net, self.place(batch), self.roles)
         inputs = seen | {name: net.get_parameter(name) for name in WEIGHTS}
-        scaled = torch.autograd.grad(self.scaler.scale(loss), list(inputs.values()))
-        # Widened first: unscaled in float16 they would flush to zero.
-        wide, scale = dtype(self.roles.output), self.scaler.get_scale()
-        grads = {name: to_numpy(grad.to(wide) / scale) for name, grad in zip(inputs, scaled)}
+        found, wide = torch.autograd.grad(loss, list(inputs.values())), dtype(self.roles.output)
+        grads = {name: to_numpy(grad.to(wide)) for name, grad in zip(inputs, found)}
         return BatchTrace(
             loss.item(),
             {name: to_numpy(x.to(wide)) for name, x in seen.items()},
