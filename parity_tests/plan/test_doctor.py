@@ -250,8 +250,6 @@ UNABLE = with_framework("torch", on(V100), cuda={"kernels": ["sm_80"]})
     (UNABLE, "--policy fp32 --framework jax", 0, "no problems found"),
     (broken("missing", "No module"), "", 1, "error: torch does not start"),
     (broken("missing", "No module"), "--framework jax", 0, "no problems found"),
-    (HEALTHY, "--policy nonsense", 2, "--policy nonsense: unknown"),
-    (HEALTHY, "--framework numpy", 2, "--framework numpy: unknown"),
 ])  # fmt: skip
 def test_exit_status(
     facts: Facts,
