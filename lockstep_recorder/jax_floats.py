@@ -11,6 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lockstep_recorder.operations import line_of
+from lockstep_recorder.operations_jax import frames
+from lockstep_recorder.written import Written
+
 WIDE = (jnp.float64, jnp.complex128)
 ULPS = 4  # of float32, as in `torch_modes`
 NARROWER = ("float32", "bfloat16", "float16", "complex64", "float8_e4m3fn", "float8_e5m2")
@@ -45,6 +49,18 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
                     yield from equations(inner)
+
+
+def note_formats(jaxpr: Any, written: Written) -> None:
+    """Notes the formats of a program whose weights are in float64."""
+    for eqn in equations(jaxpr):
+        for out in eqn.outvars:
+            dtype = str(getattr(out.aval, "dtype", ""))
+            written.note(eqn.primitive.name, dtype, partial(_line_of, eqn))
+
+
+def _line_of(eqn: Any) -> str:
+    return line_of(frames(eqn))
 
 
 def formats(jaxpr: Any) -> Iterator[str]:

@@ -34,6 +34,7 @@ class Model:
 
     def __init__(self, user: User, built: Any) -> None:
         self.user = user
+        self.drops: list[str] = []  # the modules that would drop out
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
         # Such as an activation function or a count, which an Equinox module has for a leaf.
@@ -111,8 +112,12 @@ class Model:
                 def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
                     module, method = context.module, context.method_name
                     if isinstance(module, linen.Dropout):
+                        off = kwargs.get("deterministic", module.deterministic)
+                        self._note_dropout(module.path, module.rate and not off)
                         return args[0]
                     if isinstance(getattr(module, "dropout_rate", None), float):
+                        off = getattr(module, "deterministic", False)
+                        self._note_dropout(module.path, module.dropout_rate and not off)
                         object.__setattr__(module, "dropout_rate", 0.0)  # as in attention
                     if method not in METHODS or module.scope is None:
                         return call(*args, **kwargs)
@@ -124,6 +129,10 @@ class Model:
                 stack.enter_context(linen.intercept_methods(intercept))
             yield
 
+    def _note_dropout(self, path: Any, on: Any) -> None:
+        name = ".".join(map(str, path)) or "(root)"
+        self.drops += [name] * bool(on and name not in self.drops)
+
 
 class NnxModel(Model):
     """The module is taken apart into its graph, parameters and the rest."""
@@ -133,10 +142,13 @@ class NnxModel(Model):
 
         # A method of the module before flax 0.11.
         inside: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
-        self.user, self.variables = user, False
+        self.user, self.variables, self.drops = user, False, []
         self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in inside(built):
+            rate = "rate" if isinstance(module, nnx.Dropout) else "dropout_rate"
+            on = getattr(module, rate, 0.0) and not getattr(module, "deterministic", False)
+            self._note_dropout(path, on)
             if isinstance(module, nnx.Dropout):  # a call's own argument would go before
                 module.deterministic, module.rate = True, 0.0
             elif isinstance(getattr(module, "dropout_rate", None), float):  # as in attention

@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.user import User
+from lockstep_recorder.written import Written
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,6 +36,7 @@ class ProgramSide:
         self.change: tuple[str, ...] = ()  # what its calls do otherwise, for a counterfactual
         self.nudges = False  # constants made in float32 are moved as far as rounding may have
         self.weights_format = ""  # the narrowest in which `build` makes weights
+        self.written = Written()
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch
         self.drawn: list[tuple[Any, Arrays]] = []  # batches, by those who asked for them
@@ -47,7 +49,8 @@ class ProgramSide:
         return {
             "framework": self.framework, "precision": self.precision, "narrow": self.narrow,
             "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
-            "hooked": self.changed, "weights_format": self.weights_format, **own,
+            "hooked": self.changed, "weights_format": self.weights_format,
+            "written": self.written.describe(), **own,
         }  # fmt: skip
 
     @contextlib.contextmanager

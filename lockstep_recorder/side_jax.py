@@ -17,6 +17,7 @@ from lockstep_recorder import tree
 from lockstep_recorder.jax_floats import (
     formats,
     narrow_operations,
+    note_formats,
     nothing_narrower,
     nudged_constants,
     rounded_values,
@@ -27,6 +28,7 @@ from lockstep_recorder.noise import narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
+from lockstep_recorder.written import Written
 
 # Of XLA; an older JAX takes none.
 QUICK = ({"xla_backend_optimization_level": 0}
@@ -74,6 +76,8 @@ class JaxSide(ProgramSide):
         self.model: Model = model_of(user, built)
         leaves = list(self.model.flat(self.model.params).values())
         self.weights_format = narrowest_of(str(x.dtype) for x in leaves)
+        self.written = Written(self.weights_format)
+        self.written.drops = self.model.drops
         self.programs: dict[Any, Any] = {}
         self.left: Any = None  # the state after the last run
         self.transform: Any = None
@@ -117,6 +121,8 @@ class JaxSide(ProgramSide):
                 self.narrow = sorted(set(formats(jaxpr.jaxpr)))
                 self.narrowest = narrowest_of(self.narrow)
                 return
+            if not self.wide:
+                note_formats(jaxpr.jaxpr, self.written)
             self.narrow = sorted(set(narrow_operations(jaxpr.jaxpr)))
             self.rounded = sorted(set(rounded_values(jaxpr.jaxpr)))
             if not self.narrow:

@@ -30,6 +30,7 @@ from lockstep_recorder.torch_modes import (
     without_recomputation,
 )
 from lockstep_recorder.user import Mistake, User, mistake
+from lockstep_recorder.written import Written
 
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
             "that it can be switched off, or leave it out")  # fmt: skip
@@ -43,10 +44,11 @@ class TorchSide(ProgramSide):
         super().__init__(user, own)
         self.device = find_device(device)
         self.model = model.to(self.device)
-        without_dropout(self.model)
         if sum(p.numel() for p in self.model.parameters()) < SMALL:
             torch.set_num_threads(1)  # they wait for each other longer than they work
         self.note_weights({str(p.dtype).partition(".")[2] for p in self.model.parameters()})
+        self.written.drops = without_dropout(self.model)
+        self.dropping: set[str] | None = None  # gets the lines that drop out, while it is a set
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.counts = {n: x.clone() for n, x in model.named_buffers() if not is_float(x)}
         self.optimizer: Any = None
@@ -100,11 +102,13 @@ class TorchSide(ProgramSide):
                 self._loss(spec, batch)
             self.narrow, self.narrowest = sorted(mode.found), narrowest_of(mode.found)
             return
+        drops, self.dropping = self.written.drops, set()
+        self.written = Written(self.weights_format)
         for self.wide in (False, True):
             self.model._apply(widest)
             try:
                 self.load(weights)
-                with Narrowing() as mode:
+                with Narrowing(None if self.wide else self.written) as mode:
                     self._loss(spec, batch)
                 self.narrow = mode.found
                 self.rounded = mode.rounded + [f"float32 of {n}" for n, _ in self._constants()]
@@ -112,10 +116,25 @@ class TorchSide(ProgramSide):
                 self.narrow = [f"in float64 it raises: {error}"]
             if not self.narrow:
                 self.precision = self.narrowest = "float64"
-                return
-        self.wide, self.precision = False, "float32"
-        if self.narrow[0].startswith("in float64 it raises"):
-            self.model.float()
+                break
+        else:
+            self.wide, self.precision = False, "float32"
+            if self.narrow[0].startswith("in float64 it raises"):
+                self.model.float()
+        self.written.drops = drops + sorted(self.dropping)
+        self.written.drops_always = self._drops_always(spec, batch) if self.dropping else []
+        self.dropping = None
+
+    def _drops_always(self, spec: Any, batch: Arrays) -> list[str]:
+        """Runs the program in evaluation; returns the lines that drop out then, too."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        self.dropping = set()
+        with contextlib.suppress(Mistake):
+            self._loss(spec, batch)
+        for module, mode in modes:
+            module.training = mode
+        return sorted(self.dropping)
 
     def _constants(self) -> list[tuple[str, torch.Tensor]]:
         """The buffers that were made in float32, such as a table of positions."""
@@ -165,7 +184,7 @@ class TorchSide(ProgramSide):
     def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
         given = tree.put_together(spec, batch, self._leaf)
         wide = NothingNarrower() if self.wide else nullcontext()
-        with wide, without_functional_dropout(), self._changed():
+        with wide, without_functional_dropout(self.dropping), self._changed():
             loss = self.user.call("loss", self.model, given)
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -12,15 +12,24 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep_recorder.operations import line_of
+from lockstep_recorder.operations_torch import frames
+from lockstep_recorder.written import Written
+
 WIDE = (torch.float64, torch.complex128)
 ULPS = 4  # of float32: a table is made by some operations
 
 
 class Narrowing(TorchDispatchMode):
-    """Notes the operations that make a narrower float of a float64, and of it a float64."""
+    """Notes the operations that make a narrower float of a float64, and of it a float64.
 
-    def __init__(self) -> None:
+    Args:
+        written: notes the formats of all operations, if there is one.
+    """
+
+    def __init__(self, written: Written | None = None) -> None:
         super().__init__()
+        self.written = written
         self.found: list[str] = []
         self.rounded: list[str] = []  # such as a table of positions that was made in float32
 
@@ -29,6 +38,9 @@ class Narrowing(TorchDispatchMode):
         given = list(floats((args, kwargs)))
         wide = any(x.dtype in WIDE for x in given)
         for out in floats(y):
+            if self.written:
+                operation, dtype = (str(x).split(".")[1] for x in (func, out.dtype))
+                self.written.note(operation, dtype, here)
             for x in given:
                 if x.dtype not in WIDE and out.dtype in WIDE:
                     self.rounded.append(f"{str(x.dtype).split('.')[1]} of shape {tuple(x.shape)}")
@@ -147,19 +159,38 @@ def replace_floats(nest: Any, change: Callable[[int, Any], Any]) -> Any:
     return walk(nest)
 
 
-def without_dropout(model: torch.nn.Module) -> None:
-    """Dropout off, while batch statistics are those of training."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0  # type: ignore[assignment]
+def here() -> str:
+    """The line of the user's program that runs."""
+    return line_of(frames())
+
+
+def without_dropout(model: torch.nn.Module) -> list[str]:
+    """Switches dropout off, while batch statistics are those of training; names where it was on."""
+    dropped = []
+    for name, module in model.named_modules():
+        of_its_own = isinstance(module, torch.nn.modules.dropout._DropoutNd)
+        rate = "p" if of_its_own else "dropout"
+        if isinstance(p := getattr(module, rate, None), float) or of_its_own:
+            dropped += [name] * bool(p and module.training)
+            setattr(module, rate, 0.0)
+    return dropped
 
 
 @contextlib.contextmanager
-def without_functional_dropout() -> Iterator[None]:
+def without_functional_dropout(lines: set[str] | None = None) -> Iterator[None]:
+    """Switches the function off.
+
+    Args:
+        lines: gets those of the program that would drop out.
+    """
     former = torch.nn.functional.dropout
-    torch.nn.functional.dropout = lambda input, *args, **kwargs: input
+
+    def pass_on(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if lines is not None and p and training:
+            lines.add(here())
+        return input
+
+    torch.nn.functional.dropout = pass_on
     try:
         yield
     finally:

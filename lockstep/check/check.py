@@ -19,6 +19,7 @@ from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Bounds, Stage
 from lockstep.check.tapes import Asked
 from lockstep.check.trace import Trace
+from lockstep.check.written import compare_as_written
 from lockstep.judge.compare import norm_gap
 from lockstep.worker import Say, silent
 from lockstep_recorder.noise import STATISTICS
@@ -74,10 +75,12 @@ def run(
                 rungs.curves(port, reference)]  # fmt: skip
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
-    roots, echoes = locate.find_roots(climbed, calls, partnerless, trial.tapped)
+    tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
+    roots, echoes = locate.find_roots(climbed, calls, partnerless, tapped)
     roots = _unmatched(found, climbed[1]) + roots
     evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
     causes.explain(roots, evidence)
+    roots += compare_as_written(reference.about, port.facts, climbed[2])
     found_all = list(roots)
     known = acceptance.parse(accept or [])
     unused = acceptance.say_unused(known, roots)
@@ -88,7 +91,7 @@ def run(
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
     beside = [root for root in roots if causes.is_no_fault(root, evidence)]
     roots = [root for root in roots if root not in (*drawn, *beside)]
-    shown = reference.about["repeats"] and trial.pairing.calls and notes.has_gradients(reference)
+    shown = reference.about["repeats"] and notes.has_gradients(reference)
     rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted, entries) + elsewhere
@@ -144,15 +147,17 @@ def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
 def pair_tensors(
     reference: Trace, port: Port, overrides: dict[str, Any], follower: Follower
 ) -> Prover:
-    """Guesses by names which tensor is which; where anything is then wrong, follows the data. Data
-    that is too large to be followed leaves it to names."""
+    """Guesses by names which tensor is which; where anything is then wrong, follows the data. What
+    that leaves open on both sides, names and shapes alone may pair."""
     made = port.mapping = propose(reference, port, overrides)
     prover = Prover(port, reference, calls_of(reference))
     prover.search()
     open_ = prover.best.wrong or made.only_reference or made.only_port
     if open_:
-        found = follower.found
-        prover.try_other(propose(reference, port, overrides, found, joined=not found))
+        if found := follower.found:
+            prover.try_other(propose(reference, port, overrides, found))
+        if not found or made.left_over:
+            prover.try_other(propose(reference, port, overrides, joined=True))
     return prover
 
 
@@ -232,7 +237,13 @@ def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:
             root.entry = "mapping"
             root.cause = (f"tensors of the {side} alone: nothing on the other side fits them: "
                           f"{locate.list_some(shapes)}")  # fmt: skip
-            root.remedy = _remedy(side, both)
+            kept = side == "port" and [name for name in names if STATISTICS.search(name)]
+            root.remedy = (
+                f"{', '.join(kept)}: running statistics are no parameters: give them as a "
+                "collection of their own, as Linen does"
+                if kept
+                else _remedy(side, both)
+            )
             roots.append(root)
     return roots
 

@@ -14,6 +14,11 @@ class Mapping:
     notes: list[str]
     sides: tuple[Tensors, Tensors]
 
+    @property
+    def left_over(self) -> int:
+        """How many tensors without a partner both sides have."""
+        return min(len(self.only_reference), len(self.only_port))
+
 
 def make_entry(reference: Tensors, r: Piece, port: Tensors, p: Piece) -> Entry:
     shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)

@@ -12,7 +12,6 @@ from lockstep.check.layout import Cut, Piece
 from lockstep.check.tensors import Tensors
 
 ORDERS = ("ifgo", "rzn")  # of the gates of torch's LSTM and GRU
-FUSED = re.compile(r"(weight|bias)_([ih])h((_l\d+(_reverse)?)?)$")
 GATE = re.compile(r"([ih])([ifgorzn])_?$")
 Cell = dict[tuple[str, bool], dict[str, str]]  # (input or hidden, bias) -> gate -> tensor
 
@@ -59,11 +58,11 @@ def _fits(
 
 def _fused_cells(tensors: list[str]) -> Iterator[dict[tuple[str, bool], str]]:
     """Yields each cell's tensors: (input or hidden, bias) -> name."""
-    cells: dict[tuple[str, str], dict[tuple[str, bool], str]] = {}
+    cells: dict[tuple[str, str | None], dict[tuple[str, bool], str]] = {}
     for name in tensors:
         module, _, leaf = name.rpartition(".")
-        if found := FUSED.match(leaf):
-            cells.setdefault((module, found[3]), {})[found[2], found[1] == "bias"] = name
+        if found := names.CELL.match(leaf):
+            cells.setdefault((module, found[4]), {})[found[3], found[1] == "bias"] = name
     yield from cells.values()
 
 

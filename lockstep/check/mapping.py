@@ -1,6 +1,7 @@
 """Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
 
 from collections.abc import Mapping as AnyMapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -13,6 +14,7 @@ from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
 
 KERNEL, GAIN, BIAS = range(3)
+LINEAR = {"Linear", "Dense"}  # out before in with torch, in before out with Flax
 
 
 def propose(
@@ -36,6 +38,7 @@ def propose(
         match_fused(mapping, reference, port)
         match_fused(mapping, reference, port, stacked=True)
     _match_tied(mapping, reference, port)
+    mapping.entries = [_as_usual(entry, mapping) for entry in mapping.entries]
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
     _require_whole(mapping, reference, port)
@@ -53,6 +56,40 @@ def _untouched(found: list[Entry], mapping: Mapping) -> list[Entry]:
         if len(fewer) == len(kept):
             return kept
         kept = fewer
+
+
+def _as_usual(entry: Entry, mapping: Mapping) -> Entry:
+    """Gives a square kernel the order of axes that a checkpoint of its kind has, also where values
+    say that the port uses it in the other: that is a bug."""
+    if not _is_flat(entry) or entry.given or len(set(entry.shape)) > 1:
+        return entry
+    (reference, port), names_of = mapping.sides, (entry.reference.name, entry.port.name)
+    kinds = {reference.kinds.get(names_of[0], ""), port.kinds.get(names_of[1], "")}
+    if reference.framework == port.framework and len({*names_of}) == len(kinds) == 1:
+        usual = {False}
+    elif reference.framework != port.framework and kinds <= LINEAR:
+        usual = {True}
+    else:  # as others whose shapes tell
+        usual = {
+            other.turned
+            for other in mapping.entries
+            if _is_flat(other)
+            and len(set(other.shape)) > 1
+            and _kind(other, mapping) == _kind(entry, mapping)
+        }
+    turned = usual if len(usual) == 1 else {entry.turned}
+    return replace(entry, choices=sorted([(0, 1), (1, 0)], reverse=turned == {True}), chosen=0)
+
+
+def _is_flat(entry: Entry) -> bool:
+    return len(entry.shape) == len(entry.port_shape) == 2
+
+
+def _kind(entry: Entry, mapping: Mapping) -> list[tuple[str, str]]:
+    """Returns the class of the module and the last word of the name, on both sides."""
+    pieces = (entry.reference.name, entry.port.name)
+    return [(side.kinds.get(name, ""), names.segments(name)[-1])
+            for side, name in zip(mapping.sides, pieces)]  # fmt: skip
 
 
 def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

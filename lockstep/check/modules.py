@@ -97,10 +97,12 @@ def module_of(call: str) -> str:
 
 
 def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str, str]:
-    """Port's call -> the reference's: the modules that hold the same tensors, in order of calls."""
-    held = _tensors_held(entries, reference, port)
-    pairs: dict[str, str] = {}
-    for r_calls, p_calls in held:
+    """Port's call -> the reference's: a tap under a module's own name, and the modules that hold
+    the same tensors, in order of calls."""
+    named = {p for p in port.names if port.kinds[p] == "tap" and p in reference.kinds}
+    pairs = {p: p for p in port.names if p in named and _same_size(p, p, reference, port)}
+    for held in _tensors_held(entries, reference, port):
+        r_calls, p_calls = ([call for call in calls if call not in named] for calls in held)
         pairs |= _align(r_calls, p_calls, reference, port)
     taken = set(pairs.values())
     around = port.parents(), reference.parents()
@@ -111,8 +113,7 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
         # gives the same value.
         outer = next((pairs[each] for each in above(p, around[0]) if each in pairs), "")
         no = {r for r in reference.names if outer and outer not in above(r, around[1])} | taken
-        exact = p not in taken and p in reference.kinds and _same_size(p, p, reference, port)
-        r = p if exact and port.kinds[p] == "tap" else _same_value(p, reference, port, no)
+        r = _same_value(p, reference, port, no)
         if not r and not _holds_tensors(p, "port", entries, port):
             no |= {r for r in reference.names if port.kinds[p] != "tap"
                    and _holds_tensors(r, "reference", entries, reference)}  # fmt: skip

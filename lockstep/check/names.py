@@ -48,6 +48,7 @@ STATISTICS = {"mean", "var", "running_mean", "running_var"}
 BIASES = {"bias", "b", "beta"}
 GAINS = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g"}
 LEAVES = BIASES | GAINS
+CELL = re.compile(r"(weight|bias)_(([ih])h(_l\d+(_reverse)?)?)$")  # of torch's recurrent cells
 
 
 def segments(name: str) -> list[str]:
@@ -80,6 +81,8 @@ def without_prefix(leaf: str) -> str | None:
 def is_bias(name: str) -> bool | None:
     """None where the name does not say."""
     leaf = segments(name)[-1].lower()
+    if cell := CELL.match(leaf):
+        return cell[1] == "bias"
     kind = re.sub(r"_?\d+$", "", leaf).rpartition("_")[2]
     if kind in LEAVES:
         return kind in BIASES
@@ -97,6 +100,8 @@ def owner(name: str) -> str:
     low = leaf.lower()
     if low in LEAVES | STATISTICS:
         return ".".join(outer)
+    if cell := CELL.match(low):
+        return ".".join([*outer, cell[2]])
     stem, _, kind = low.rpartition("_")
     short = without_prefix(low)
     return ".".join([*outer, stem if stem and kind in LEAVES else low if short is None else short])

@@ -11,6 +11,7 @@ from lockstep.check.port import Port
 from lockstep.check.prove import Trial
 from lockstep.check.rungs import Stage, end_of_schedule, labels_of
 from lockstep.check.trace import Trace
+from lockstep.check.written import note_dropout
 
 FREE = ("2", "3", "5", "8")
 
@@ -37,12 +38,11 @@ def of(
         total = len(partnerless) + len(pairing.calls)
         found.append(f"{len(partnerless)} of the reference's {total} calls have no partner, such "
                      f"as {partnerless[0]}: they are compared by what follows them")  # fmt: skip
-    found += _of_calls(reference, trial, partnerless)
-    if turned := turned_squares(entries, reference.about["kinds"]):
-        found.append(
-            f"{len(turned)} square tensors have their axes in another order than others of their "
-            f"kind, such as {turned[0]}: what is loaded there must have it, too"
-        )
+    found += note_dropout(reference.about, port.facts)
+    found += _of_calls(reference, trial, partnerless, entries)
+    if turned := turned_windows(entries):
+        found.append(f"{len(turned)} kernels are turned half round, such as {turned[0]}: what is "
+                     "loaded there must be, too; Flax's transpose_kernel=True does so")  # fmt: skip
     if pairing.reordered:
         found.append(f"{len(pairing.reordered)} values have their axes in another order, such as "
                      f"{pairing.reordered[0]}: compared in the reference's")  # fmt: skip
@@ -69,35 +69,39 @@ def of(
     return found
 
 
-def turned_squares(entries: list[Entry], kinds: dict[str, str]) -> list[str]:
-    """Returns the square kernels whose axes are not in the order that others of their kind have by
-    their shapes; a port that uses a checkpoint's kernel unturned has one."""
-
-    def kind_of(entry: Entry) -> tuple[str, str]:
-        module, _, leaf = entry.reference.name.rpartition(".")
-        return kinds.get(module, ""), leaf
-
-    flat = [e for e in entries if len(e.shape) == len(e.port_shape) == 2 and not e.given]
-    squares = [e for e in flat if e.shape[0] == e.shape[1]]
-    usual = {(kind_of(e), e.turned) for e in flat if e not in squares}
-    odd = {(kind, not turned) for kind, turned in usual} - usual
-    return [str(e.reference) for e in squares if (kind_of(e), e.turned) in odd]
+def turned_windows(entries: list[Entry]) -> list[str]:
+    """Returns the kernels of convolutions whose windows stand in the other order: such a kernel is
+    paired in single places."""
+    pieces: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        pieces.setdefault((entry.reference.name, entry.port.name), []).append(entry)
+    return [names[0] for names, group in pieces.items()
+            if len(group) > 1 and all(_is_one_place(entry) for entry in group)]  # fmt: skip
 
 
-def _of_calls(reference: Trace, trial: Trial, partnerless: list[str]) -> list[str]:
-    """Notes what is not seen of the model's output, of dropout, and of other calls."""
+def _is_one_place(entry: Entry) -> bool:
+    """Says if a piece is one place of a window, on both sides."""
+    return all(
+        piece.cuts and all(cut.index for cut in piece.cuts) and len(shape) == 2
+        for piece, shape in ((entry.reference, entry.shape), (entry.port, entry.port_shape))
+    )
+
+
+def _of_calls(
+    reference: Trace, trial: Trial, partnerless: list[str], entries: list[Entry]
+) -> list[str]:
+    """Notes what is not seen of the model's output, and of other calls."""
     found = []
     kinds = reference.about["kinds"]
     taps = "tap" in trial.free.calls.kinds.values()
     if "(root)" in partnerless and taps:
         found.append('what the model gives is not seen in the port: show it by tap("(root)", y)')
-    dropped = [call for call in partnerless if "Drop" in kinds.get(call, "")]
-    if dropped:
-        found.append(f"the reference drops out at {len(dropped)} places, such as {dropped[0]}: "
-                     "switched off here, and whether the port does so is not compared")  # fmt: skip
     found += _of_other_sizes(reference, trial, partnerless)
     pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
+    holding = [entry.reference.name for entry in entries]
     for theirs, ours in pairs.items():
+        if not any(name.startswith((f"{theirs}.", f"{theirs}/")) for name in holding):
+            continue  # such as one dropout that stands for several
         counts = [sum(module_of(call) == name for call in names)
                   for names, name in ((kinds, theirs), (trial.free.calls.kinds, ours))]  # fmt: skip
         if counts[0] != counts[1]:

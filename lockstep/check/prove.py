@@ -1,7 +1,7 @@
 """Trials of a mapping: what is wrong under it, and whether another explains more."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
@@ -62,6 +62,10 @@ def _holds(outer: str, inner: str) -> bool:
     return inner.startswith(outer + ".")
 
 
+def _is_inside(where: str, place: str) -> bool:
+    return place in ("", "(root)", where) or where.startswith(place + ".")
+
+
 class Prover:
     """Runs the port under mappings; the best is kept."""
 
@@ -115,13 +119,15 @@ class Prover:
         return self.best
 
     def try_other(self, other: Mapping) -> Trial:
-        """Takes another mapping in place of this, unless more is wrong with it."""
+        """Takes another mapping in place of this, unless more is wrong with it, or it leaves more
+        tensors without a partner on both sides."""
         former, best, apart = [*self.mapping.entries], self.best, self.apart
+        before = len(best.wrong), self.mapping.left_over
         self._become(other.entries)
         self.apart = set()  # what ended elsewhere under the other mapping
         self.best = self.trial()
         self._part_boundaries()
-        if len(self.best.wrong) > len(best.wrong):
+        if (len(self.best.wrong), other.left_over) > before:
             self._become(former)
             self.best, self.apart = best, apart
         else:
@@ -178,22 +184,44 @@ class Prover:
         With the exchange nothing in this place is wrong. Names say that the mapping is right: it
         stays.
         """
-        if not self.port.isolates:
-            return ""
         for a, b, pairs in self._siblings(place):
-            if self.left <= 0:
-                break
-            former = list(self.mapping.entries)
-            if not exchange(self.mapping, pairs):
-                continue
-            self.left -= 1
-            spots = self.trial().spots
-            self.mapping.entries[:] = former
-            wrong = [names.wildcard(where) for where, _ in spots]
-            inside = [w for w in wrong if place in ("", "(root)", w) or w.startswith(place + ".")]
-            if spots < self.best.spots and not inside:
+            if self._mends(place, lambda: exchange(self.mapping, pairs)):  # noqa: B023
                 return f"{a} and {b}"
         return ""
+
+    def find_turned(self, place: str) -> str:
+        """A square kernel inside a place of which the port uses the axes in the other order; ""
+        where none."""
+        kernels: dict[str, list[int]] = {}
+        for at, entry in enumerate(self.mapping.entries):
+            name = names.wildcard(entry.reference.name)
+            if len(entry.choices) == 2 and _is_inside(name, place):
+                kernels.setdefault(name, []).append(at)
+        for name, numbers in kernels.items():
+
+            def turn(numbers: list[int] = numbers) -> bool:
+                for at in numbers:
+                    entry = self.mapping.entries[at]
+                    self.mapping.entries[at] = replace(entry, chosen=1 - entry.chosen)
+                return True
+
+            if self._mends(place, turn):
+                return name
+        return ""
+
+    def _mends(self, place: str, change: Callable[[], bool]) -> bool:
+        """Says if with a change of the mapping, which is taken back, less is wrong, and nothing in
+        a place."""
+        if self.left <= 0 or not self.port.isolates:
+            return False
+        former = list(self.mapping.entries)
+        if not change():
+            return False
+        self.left -= 1
+        spots = self.trial().spots
+        self.mapping.entries[:] = former
+        inside = any(_is_inside(names.wildcard(where), place) for where, _ in spots)
+        return spots < self.best.spots and not inside
 
     def _siblings(self, place: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
         units: dict[str, dict[str, Entry]] = {}  # a module, or a tensor without one
@@ -204,8 +232,7 @@ class Prover:
         for a, b in combinations(units, 2):
             shapes = [{leaf: e.port_shape for leaf, e in units[u].items()} for u in (a, b)]
             around = [units[u][next(iter(units[u]))].reference.name for u in (a, b)]
-            inside = all(place in ("", "(root)") or names.wildcard(n).startswith(place + ".")
-                         for n in around)  # fmt: skip
+            inside = all(_is_inside(names.wildcard(n), place) for n in around)
             if inside and shapes[0] == shapes[1] and a.rpartition(".")[0] == b.rpartition(".")[0]:
                 key = names.wildcard(a), names.wildcard(b)
                 groups.setdefault(key, []).extend(

@@ -53,8 +53,7 @@ def headline(result: Result) -> str:
     if result.verdict == "incomplete":
         if not result.reference["repeats"]:
             return f"INCOMPLETE: {_random(result)}"
-        missing = "all gradients are zero" if result.pairs else "no module was paired"
-        return f"INCOMPLETE: {sides}: what was compared agrees, but {missing}"
+        return f"INCOMPLETE: {sides}: what was compared agrees, but all gradients are zero"
     roots = len(result.roots)
     more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
     follow = f" ({more} from them)" if result.echoes else ""

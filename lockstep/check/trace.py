@@ -13,6 +13,7 @@ from lockstep.errors import UserError, why
 from lockstep.files.stream import checksum, map_all
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
+from lockstep_recorder.noise import ULPS
 from lockstep_recorder.wire import group
 
 FORMAT = 1
@@ -121,9 +122,24 @@ def _problem(about: dict[str, Any]) -> str:
     for name in ("mapping", "tape"):
         if type(about.get(name, {})) is not dict:
             return f"{name} is no dict"
+    if "written" in about and not _is_written(about["written"]):
+        return "written holds more than formats, lines and names"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"
     return ""
+
+
+def _is_written(told: Any) -> bool:
+    """Says if this is what `lockstep_recorder.written` describes."""
+    try:
+        pairs = [
+            ("", told["products"]),
+            *((line, kind) for kind, line in told["delicate"].values()),
+        ]
+        lines = [*told["drops"], *told["drops_always"], *(line for line, _ in pairs)]
+        return all(kind in ULPS for _, kind in pairs) and all(type(x) is str for x in lines)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return False
 
 
 def _do_nest(events: list[str]) -> bool:

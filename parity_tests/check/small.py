@@ -185,6 +185,8 @@ PLANTS = [
           'batch["tokens"].flatten()', "loss", "the targets (tokens) under mask"),
     Plant("attention", "left out", "F.silu(self.gate(x)) * self.up(x)",
           "0 * self.gate(x) + self.up(x)", "mlp.down", "the value of up, unchanged"),
+    Plant("cell", "dropout", "self.head(self.rms(h))", "self.head(F.dropout(self.rms(h), 0.1))",
+          "dropout at port.py", "on in evaluation, too"),
     Plant("cell", "linear layer", "nn.GRUCell(D, D), nn.Linear(D, 1)", "nn.GRUCell(D, D), "
           "nn.Linear(D, 1)\n        self.head.forward = lambda x: F.linear(x, self.head.weight)",
           "head", "no bias"),

@@ -3,14 +3,17 @@
 import functools
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lockstep.check import check, entries, layout, mapping, trace
+from lockstep.check import check, entries, layout, mapping, notes, trace
 from lockstep.check.causes import statistics
-from lockstep.check.modules import Calls, make_pairing, masked_positions
+from lockstep.check.lines import Follower
+from lockstep.check.modules import Calls, make_pairing, masked_positions, pair_calls
+from lockstep.check.port import Port
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
@@ -18,8 +21,36 @@ from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
 from lockstep_recorder import recording
 from lockstep_recorder.main import open_side, write
-from parity_tests.check.inside import check_inside
+from parity_tests.check.inside import Inside, check_inside
 from parity_tests.check.small import ATTENTION, CELL
+
+PLAIN = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(4, 6))}
+"""
 
 
 def record(text: str, folder: Path, name: str = "ref", curve: int = 4) -> Trace:
@@ -174,6 +205,69 @@ def test_what_reaches_no_loss_in_all_modules_is_masked() -> None:
     calls = Calls([], {}, {"dact/a": a, "dact/b": b}, {})
     (mask,) = masked_positions(calls).values()
     assert mask.tolist() == [[False, False, True], [False, False, False]]
+
+
+def test_a_tap_under_a_module_s_name_is_paired_with_no_other() -> None:
+    """The model's holds all tensors, as its only layer does; it gives another size."""
+    wide, narrow = np.ones((5, 6)), np.ones((5, 1))
+    reference = Calls(["+(root)", "+lin", "-lin", "-(root)"], {"(root)": "Model", "lin": "Linear"},
+                      {"act/lin": wide, "act/(root)": narrow}, {})  # fmt: skip
+    port = Calls(["+lin", "-lin", "+(root)", "-(root)"], {"lin": "tap", "(root)": "tap"},
+                 {"act/lin": 2 * wide, "act/(root)": 3 * wide}, {})  # fmt: skip
+    shape = (6,)
+    entry = layout.Entry(layout.Piece("lin.bias"), layout.Piece("bias"), shape, shape, [(0,)])
+    assert pair_calls([entry], reference, port) == {"lin": "lin"}
+
+
+def test_kernels_that_are_turned_half_round_are_told() -> None:
+    """And no stack of layers, nor what is fused."""
+
+    def entry(r: layout.Piece, p: layout.Piece) -> layout.Entry:
+        return layout.Entry(r, p, (2, 3), (2, 3), [(0, 1)])
+
+    up = [entry(layout.Piece("up.weight", (layout.Cut(2, at, at + 1, True),)),
+                layout.Piece("up.kernel", (layout.Cut(0, 1 - at, 2 - at, True),)))
+          for at in range(2)]  # fmt: skip
+    layers = [entry(layout.Piece(f"h.{at}.weight"),
+                    layout.Piece("kernel", (layout.Cut(0, at, at + 1, True),)))
+              for at in range(2)]  # fmt: skip
+    parts = [entry(layout.Piece("qkv", (layout.Cut(0, at, at + 2),)),
+                   layout.Piece("kernel", (layout.Cut(0, 4 - at, 6 - at),)))
+             for at in range(0, 6, 2)]  # fmt: skip
+    assert notes.turned_windows([*layers, *up, *parts]) == ["up.weight"]
+
+
+def test_statistics_among_parameters_are_told() -> None:
+    sides = (tensors({"bn.running_mean": (6,)}, "torch"), tensors({"bn_mean": (6,)}, "jax"))
+    found = entries.Mapping([], ["bn.running_mean"], ["bn_mean"], [], sides)
+    remedies = [root.remedy for root in check._unmatched(found, check._mapping_rung(found))]
+    assert "give both sides' tensors one shape" in remedies[0]
+    assert "running statistics are no parameters" in remedies[1]
+
+
+def test_what_a_tapped_reference_gives_is_wrong_up_to_there(tmp_path: Path) -> None:
+    """It shows no inputs: what stands before may be wrong."""
+    trace = record(PLAIN, tmp_path)
+    kinds = {call: "tap" for call in trace.about["kinds"]}
+    outputs = {name: x for name, x in trace.arrays.items() if not name.startswith("in/")}
+    tapped = replace(trace, about=trace.about | {"kinds": kinds}, arrays=outputs)
+    file = port(tmp_path, PLAIN, ("torch.tanh", "torch.sigmoid"))
+    assert check_inside(trace, file).roots[0].where == "between first and second"
+    assert check_inside(tapped, file).roots[0].where == "up to second"
+
+
+def test_a_mapping_that_leaves_tensors_open_is_not_taken(tmp_path: Path) -> None:
+    """Where no less is wrong with it."""
+    trace = record(PLAIN, tmp_path)
+    file = port(tmp_path, PLAIN, ("self.first(x)", "2 * self.first(x)"))
+    made = Port(Inside(file), trace)  # type: ignore[arg-type]
+    prover = check.pair_tensors(trace, made, {}, Follower(trace, made))
+    whole = [*prover.mapping.entries]
+    fewer = entries.Mapping(whole[1:], [whole[0].reference.name], [whole[0].port.name], [],
+                            prover.mapping.sides)  # fmt: skip
+    prover.best = replace(prover.best, spots={("first", "output"), ("second", "output")})
+    prover.try_other(fewer)
+    assert prover.mapping.entries == whole and not prover.mapping.only_port
 
 
 def tensors(shapes: Mapping[str, layout.Shape], framework: str) -> Tensors:

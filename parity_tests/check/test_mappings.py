@@ -40,3 +40,30 @@ def test_gates_of_a_cell_stand_in_torch_s_order(order: str) -> None:
     assert found(reference, port) == made
     back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"))
     assert {(e.reference.name.rpartition(".")[0], str(e.port)) for e in back.entries} == made
+
+
+def test_a_cell_without_a_bias_lacks_that_of_its_kernel() -> None:
+    """Its kernels say which: biases of one size fit each other."""
+    reference: dict[str, Shape] = {}
+    for side, size in (("i", D), ("h", F)):
+        reference |= {f"rnn.weight_{side}h_l0": (3 * F, size), f"rnn.bias_{side}h_l0": (3 * F,)}
+    for without, other in ("hi", "ih"):
+        port: dict[str, Shape] = {
+            f"cell.dense_{side}.kernel": (size, 3 * F) for side, size in (("i", D), ("h", F))
+        }
+        port[f"cell.dense_{other}.bias"] = (3 * F,)
+        made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"))
+        assert (made.only_reference, made.only_port) == ([f"rnn.bias_{without}h_l0"], [])
+
+
+@pytest.mark.parametrize(("shape", "turned"), [((D, F), True), ((F, D), False)])
+def test_a_square_kernel_is_turned_as_others_of_its_kind(shape: Shape, turned: bool) -> None:
+    """As Flax has them, or Equinox; values that say otherwise are the port's bug."""
+    sides = (tensors({"a.weight": (F, D), "b.weight": (D, D)}, "torch"),
+             tensors({"a.weight": shape, "b.weight": (D, D)}, "jax"))  # fmt: skip
+    for found in ([], mapping.propose(*sides).entries):
+        for entry in found:
+            entry.chosen = len(entry.choices) - 1
+        made = mapping.propose(*sides, found=found)
+        assert {str(entry.reference): entry.turned for entry in made.entries} == {
+            "a.weight": turned, "b.weight": turned}  # fmt: skip

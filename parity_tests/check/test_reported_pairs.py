@@ -239,6 +239,52 @@ def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
     assert result.verdict == "equal"
     assert any("the reference drops out at 1 places, such as first.1" in n for n in result.notes)
     assert not any("drops out" in note for note in check(tmp_path, DROPPED, DROPPED).notes)
+    twice = changed(
+        PLAIN,
+        ("nn.Linear(D, D)\n", "nn.Linear(D, D)\n        self.drop = nn.Dropout()\n"),
+        ("torch.tanh(self.first(x))", "self.drop(torch.tanh(self.drop(self.first(x))))"),
+    )
+    once = changed(twice, ("self.drop(torch", "(torch"))
+    assert not any("is called" in note for note in check(tmp_path, twice, once).notes)
+    result = check(tmp_path, alone, DROPPED)
+    assert result.verdict == "equal"
+    assert any("the port drops out at 1 places, such as first.1" in n for n in result.notes)
+
+
+CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"
+LEFT_ON = CALLED_DROPOUT.replace(", self.training", "")
+
+
+def test_dropout_that_evaluation_leaves_on_is_a_difference(tmp_path: Path) -> None:
+    """As in a call without `training`; of a side that has some in training nothing is said."""
+    on, off = (
+        changed(PLAIN, ("torch.tanh(self.first(x))", to)) for to in (LEFT_ON, CALLED_DROPOUT)
+    )
+    result = check(tmp_path, PLAIN, on)
+    assert [(root.entry, root.where.partition(":")[0]) for root in result.roots] == [
+        ("dropout", "dropout at port.py")
+    ]
+    assert check(tmp_path, PLAIN, off).verdict == "equal"
+    assert check(tmp_path, off, on).verdict == check(tmp_path, on, on).verdict == "equal"
+
+
+ROWS = "torch.tanh(self.first(x)).log_softmax(1)"
+HALF = changed(
+    PLAIN, ("torch.tanh(self.first(x))", ROWS.replace(".log", ".bfloat16().log") + ".to(x)")
+)
+
+
+def test_a_softmax_in_a_narrower_format_than_products_is_a_difference(tmp_path: Path) -> None:
+    """Where both sides' products have one format, and the reference's softmax a wider one."""
+    whole = changed(PLAIN, ("torch.tanh(self.first(x))", ROWS))
+    (root,) = check(tmp_path, whole, HALF).roots
+    assert (root.entry, root.where.partition(":")[0]) == ("rounding", "softmax at port.py")
+    assert root.cause.startswith("in bfloat16, for float32: ")
+    narrow = changed(
+        HALF, ("self.first(x)", "F.linear(x.bfloat16(), self.first.weight.bfloat16()).to(x)")
+    )
+    for ref, port in ((HALF, whole), (HALF, HALF), (whole, narrow)):
+        assert not [r for r in check(tmp_path, ref, port).roots if r.entry == "rounding"]
 
 
 CALLED = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(self.first(self.first(x)))"))
@@ -268,14 +314,15 @@ def test_a_module_that_gives_another_size_is_told(tmp_path: Path) -> None:
 TURNED = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D), nn.Linear(D, 9)"))
 
 
-def test_a_square_kernel_that_is_used_turned_is_told(tmp_path: Path) -> None:
+def test_a_square_kernel_that_is_used_turned_is_a_difference(tmp_path: Path) -> None:
     """Values pair it with its own axes exchanged, which a checkpoint's are not."""
     by_hand = "F.linear(x, self.first.weight.T, self.first.bias)"
     result = check(tmp_path, TURNED, changed(TURNED, ("self.first(x)", by_hand)))
-    assert result.verdict == "equal"
-    (said,) = [note for note in result.notes if "axes in another order" in note]
-    assert said.startswith("1 square tensors") and "such as first.weight:" in said
-    assert not any("square" in note for note in check(tmp_path, TURNED, TURNED).notes)
+    assert result.verdict == "different"
+    (root,) = result.roots
+    assert (root.direction, root.entry) == ("forward", "linear layer")
+    assert root.cause == "first.weight is used with its axes exchanged"
+    assert check(tmp_path, TURNED, TURNED).verdict == "equal"
 
 
 LATE = (

@@ -113,8 +113,8 @@ FAULTS = {
 }  # fmt: skip
 
 
-def check(folder: Path, port: str) -> Result:
-    (folder / "ref.py").write_text(REFERENCE)
+def check(folder: Path, port: str, reference: str = REFERENCE) -> Result:
+    (folder / "ref.py").write_text(reference)
     (folder / "port.py").write_text(port)
     files = str(folder / "ref.py"), str(folder / "port.py")
     return compare_programs(*files, Options(steps=6))
@@ -129,6 +129,18 @@ def test_a_port_is_equal_beside_what_is_no_fault(tmp_path: Path) -> None:
     assert entries == ["made in float32", "optimizer's clip's epsilon"]
     assert "def clip(limit):" in result.beside[1].remedy
     assert "the port's optimizer keeps acc_grads in float32: here float64" in result.notes
+
+
+UNTAPPED = PORT.replace(
+    PORT[PORT.index("def taps") : PORT.index("def build")], "keep = lambda _, x: x\n"
+)
+
+
+def test_a_port_that_shows_no_module_is_equal_by_its_loss_and_gradients(tmp_path: Path) -> None:
+    exact = REFERENCE.replace("torch.tensor(D**0.5)", "torch.tensor(D**0.5, dtype=torch.float64)")
+    result = check(tmp_path, UNTAPPED, exact)
+    assert result.verdict == "equal" and not result.pairs
+    assert any("no module of the port was paired" in note for note in result.notes)
 
 
 @tier("rest", guard="the sound port, and the causes in test_counterfactuals.py")

@@ -72,10 +72,14 @@ def _hint_at_untied(roots: list[Root], evidence: Evidence) -> None:
 
 
 def _exchanged(root: Root, evidence: Evidence) -> Cause | None:
-    """Two tensors in each other's place, such as the gains of query and key."""
+    """A square kernel that is used turned, or two tensors in each other's place, such as the gains
+    of query and key."""
     spot = root.spots[0]
     inside = spot.where if spot.rule == "output" else evidence.calls.parents().get(spot.where, "")
-    found = evidence.prover.find_exchange(names.wildcard(inside.partition("#")[0]))
+    place = names.wildcard(inside.partition("#")[0])
+    if turned := evidence.prover.find_turned(place):
+        return Cause("linear layer", f"{turned} is used with its axes exchanged", f"turn {turned}")
+    found = evidence.prover.find_exchange(place)
     if not found:
         return None
     return Cause("exchanged tensors", f"{found} are used in each other's place",
