@@ -21,7 +21,6 @@ import pytest
 from benchmarks.peers import bare_jax, nanogpt
 from examples.minimal import train_torch
 from lockstep.config import Config
-from lockstep.errors import UserError
 from lockstep.judge.verdict import Verdict
 from lockstep.parity import ladder
 from lockstep.parity.case import Case
@@ -109,40 +108,6 @@ def test_a_difference_is_called_different(peer: str, bug: str, policy: str, side
     assert outcome.verdict is Verdict.DIFFERENT
 
 
-@tier("rest", guard="refusals of Hugging Face's peers")
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ({"model": "tiny"}, "position rope: {} is GPT-2 alone; use --model gpt2"),
-        ({"remat": "sqrt"}, "--remat sqrt: {} recomputes blocks or nothing; use block or none"),
-        (
-            {"policy": "tf32"},
-            "--policy tf32: {} has fp64, fp32, bf16, fp16 on this device; use one of them",
-        ),
-    ],
-)
-@pytest.mark.parametrize("peer", PEERS)
-def test_what_has_no_counterpart_is_refused(
-    peer: str, flags: dict[str, Any], text: str, sides: Sides
-) -> None:
-    given = {"numerics": "fast", "policy": "fp32", **flags}
-    config = toy(given.pop("model", "gpt2"), **given)
-    with pytest.raises(UserError) as refused:
-        sides[peer].state(config, perturbed(config))
-    assert str(refused.value) == f"{peer}: {text.format(peer)}"
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_nothing_is_resumed(peer: str, sides: Sides) -> None:
-    config = config_of("fp32")
-    later = replace(perturbed(config), step=3, updates=3)
-    with pytest.raises(UserError) as refused:
-        sides[peer].state(config, later)
-    assert str(refused.value) == (
-        f"{peer}: step 3: {peer} starts at step 0 and resumes nothing; load an initial state"
-    )
-
-
 @pytest.mark.parametrize("peer", PEERS)
 def test_prepared_and_loaded_again(peer: str) -> None:
     """As a benchmark drives it. Our twin first: it sets the flags that JAX starts with."""
@@ -205,13 +170,6 @@ def test_a_file_runs_as_its_docstring_says(name: str, tmp_path: Path) -> None:
     assert re.search(result, said)
     assert re.match(rf"step 1: loss 5\.\d{{4}}, gradient norm \d\.\d\d\n{result}\n",
                     done.stdout.decode())  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_refuses_an_unknown_policy(name: str) -> None:
-    command = [sys.executable, str(MINIMAL / f"{name}.py"), "--policy", "bf61"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert (done.returncode, b"invalid choice: 'bf61'" in done.stderr) == (2, True)
 
 
 def test_the_schedules_are_the_same() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import commands
-from lockstep.doctor import inside, machine, rules
+from lockstep.doctor import machine, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
 from lockstep.process import ROOT
@@ -129,16 +129,6 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
         assert framework["float32"]
         assert told["policies"]["fp32"][name]["state"] == "native"
     assert list(told["frameworks"]) == list(MODULES)
-
-
-def test_a_reader_that_fails() -> None:
-    def good() -> int:
-        return 1
-
-    def bad() -> int:
-        raise OSError("no")
-
-    assert inside.gather(bad, good) == {"good": 1, "unread": {"bad": "OSError: no"}}
 
 
 def install(folder: Path, name: str, version: str) -> None:

@@ -116,16 +116,6 @@ def test_a_device_that_is_nearly_named(name: str, near: str) -> None:
 # --- devices
 
 
-def test_bfloat16_is_decided_by_capability() -> None:
-    for name, yes in (("t4", False), ("v100", False), ("a100-40", True), ("h200", True)):
-        device = devices.find(name)
-        assert device.native("bfloat16", tf32=False) is yes
-        assert device.native("float16", tf32=False)
-        assert device.native("float32", tf32=True) is yes
-        if not yes:
-            assert device.rate("bfloat16", tf32=False) == device.single
-
-
 @pytest.mark.parametrize(
     ("reported", "policy", "tera"),
     [
