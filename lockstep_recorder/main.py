@@ -23,6 +23,8 @@ FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 
 
+FORMATS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32")
+
 # Of a kind that its framework has not, a program runs on the CPU, beside another's that has it.
 LACKING = {"jax": ("mps", "xpu"), "torch": ("tpu",)}
 
@@ -128,9 +130,9 @@ def _once(arrays: wire.Arrays) -> tuple[wire.Arrays, dict[str, str]]:
 
 
 def as_floats(arrays: wire.Arrays) -> wire.Arrays:
-    """Casts what is no float to float64, exact below 2**53; so do narrower floats."""
+    """Casts what is no float to float64, exact below 2**53, and narrower floats to float32."""
     return {
-        name: x if np.asarray(x).dtype.name in ("float64", "float32") else np.asarray(x, np.float64)
+        name: np.asarray(x, FORMATS.get(np.asarray(x).dtype.name, "float64"))
         for name, x in arrays.items()
     }
 
@@ -213,10 +215,17 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     return {"losses": side.train(weights, batches)}, {}
 
 
+def _open(given: argparse.Namespace) -> Any:
+    own = given.own_precision or given.forward
+    side = open_side(given.program, given.seed, given.device, own)
+    side.forward = given.forward
+    return side
+
+
 def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
     """Builds a program; returns what answers questions of it."""
     watch = Audit() if given.watch else None
-    side = open_side(given.program, given.seed, given.device, given.own_precision)
+    side = _open(given)
 
     def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
         if header["ask"] == "write":
@@ -239,6 +248,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="of the loss curve")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
+    parser.add_argument("--forward", action="store_true", help="the forward pass alone")
     parser.add_argument("--watch", action="store_true", help="note what the trace depends on")
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
     return parser.parse_args(argv)
@@ -252,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(0)  # to take a framework apart takes as long as a recording
     try:
-        side = open_side(given.program, given.seed, given.device, given.own_precision)
+        side = _open(given)
         about, arrays = record(side, given.seed, given.steps)
         _write(given.out, about, arrays)
     except Mistake as error:

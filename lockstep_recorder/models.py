@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -69,7 +69,7 @@ class Model:
                 found[name] = x
         return found
 
-    def rebuild(self, tree: Any, arrays: dict[str, np.ndarray], dtype: str | None) -> Any:
+    def rebuild(self, tree: Any, arrays: Mapping[str, np.ndarray], dtype: str | None) -> Any:
         """The tree with other values: floats in a format, or in their own."""
 
         def leaf(path: Any, x: Any) -> Any:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,33 +18,44 @@ NUDGES = 3  # runs from which noise is measured
 SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
 
 
-def perturb(weights: Arrays, seed: int, parameters: set[str]) -> Arrays:
-    """Noise on parameters and running statistics: gains of one and biases of zero hide bugs.
+def perturb(
+    weights: Arrays, seed: int, parameters: set[str], dtype: str = "float64"
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields tensors with noise on parameters and running statistics: gains of one and biases of
+    zero hide bugs.
 
     Other buffers are constants, such as a table of positions, of which a port has its own.
     """
     generator = np.random.default_rng(seed)
-
-    def moved(x: np.ndarray) -> np.ndarray:
+    for name, held in weights.items():
+        if name not in parameters and not STATISTICS.search(name):
+            yield name, held
+            continue
+        x = np.asarray(held, np.float64)
         spread = 0.1 * x.std() if x.size and x.std() > 0 else SPREAD
         z = generator.standard_normal(x.shape)
-        return x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
-
-    return {
-        name: moved(np.asarray(x, np.float64))
-        if name in parameters or STATISTICS.search(name)
-        else x
-        for name, x in weights.items()
-    }
+        moved = x * np.exp(SPREAD * z) if (x > 0).all() else x + spread * z
+        yield name, moved.astype(dtype)
 
 
-def nudge(weights: Arrays, seed: int, dtype: str) -> Arrays:
-    """Every weight moved by one ulp of a dtype, up or down by a coin."""
-    generator = np.random.default_rng([seed, 1])
-    return {
-        name: x + np.abs(x) * ULPS[dtype] * np.sign(generator.random(x.shape) - 0.5)
-        for name, x in weights.items()
-    }
+class NudgedWeights(Mapping[str, np.ndarray]):
+    """Weights, each moved by one ulp of a dtype, up or down by a coin, when it is asked for."""
+
+    def __init__(self, weights: Arrays, seed: int, dtype: str) -> None:
+        self.weights, self.seed, self.ulp = weights, seed, ULPS[dtype]
+        self.order = {name: at for at, name in enumerate(weights)}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        x = self.weights[name]
+        generator = np.random.default_rng([self.seed, 1, self.order[name]])
+        coins = generator.integers(0, 2, x.shape, np.int8) * np.int8(2) - np.int8(1)
+        return x + np.abs(x) * self.ulp * coins
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
 
 
 def relative_gaps(a: np.ndarray, b: np.ndarray, order: float = 2) -> np.ndarray:

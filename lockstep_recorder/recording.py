@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from lockstep_recorder.memory import Spilled, is_large
-from lockstep_recorder.noise import NUDGES, largest_gaps, nudge, perturb
+from lockstep_recorder.noise import NUDGES, NudgedWeights, largest_gaps, perturb
 from lockstep_recorder.questions import describe_run
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import group
@@ -21,6 +21,7 @@ SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6
 # Of an optimizer that accumulates: one scale for each update, and the steps in which all must end.
 CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
+PIECE = 1 << 22  # elements of a tensor whose moments are taken at once
 BATCHES = 4  # whose gradients are summed
 REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
 
@@ -40,7 +41,12 @@ def record(
     """
     initial, given = side.initial(), given or {}
     parameters = set(side.facts()["parameters"])
-    weights = group(given, "weights") or perturb(initial, seed, parameters)
+    arrays: Arrays = Spilled() if is_large(initial) else {}
+    wide = "float32" if side.forward else "float64"
+    moved = group(given, "weights").items() or perturb(initial, seed, parameters, wide)
+    for name, x in moved:
+        arrays[f"weights/0/{name}"] = x
+    weights = group(arrays, "weights/0")
     about: dict[str, Any] = {"initial": {n: moments(x) for n, x in initial.items()}, "lacks": {}}
     del initial  # memory is short where a program is large
     steps = range(max(curve, STEPS))
@@ -49,11 +55,8 @@ def record(
     batches = batches or [side.batch(step) for step in steps]
     first = batches[0]
     about["batch"] = first[0]
-    arrays: Arrays = Spilled() if is_large(weights) else {}
     arrays.update(prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)
                                      for k, x in each.items()}))  # fmt: skip
-    arrays.update(prefixed("weights/0", weights))
-    weights = group(arrays, "weights/0")
     side.widen(weights, *first)
     ran, seen = side.run(weights, *first)
     about.update(ran)
@@ -67,18 +70,22 @@ def record(
     arrays.update(prefixed("tape", tape))
     if not np.isfinite(ran["loss"]):
         raise Mistake(f"{side.user.name}: loss gives {ran['loss']}; nothing can be compared to it")
+    if side.precision != "float64":
+        about["noise"] = noise(side, weights, batches[:BATCHES])
+    if side.forward:
+        return {**about, "accumulated": []}, arrays
     about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
     arrays.update(sums)
     del sums
-    if side.precision != "float64":
-        about["noise"] = noise(side, weights, batches[:BATCHES])
     _steps(side, weights, batches, about, arrays, curve, given)
     about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
               "scales": side.scales}  # fmt: skip
     return about, arrays
 
 
-def accumulate(side: Any, weights: Arrays, batches: list[Batch]) -> tuple[list[float], Arrays]:
+def accumulate(
+    side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch]
+) -> tuple[list[float], Arrays]:
     """The losses of some batches; `sum/N`, their gradients summed; `carried/N`, the state left."""
     losses: list[float] = []
     sums: Arrays = {}
@@ -120,7 +127,8 @@ def _steps(
     steps = min(ALONE * curve, int(WORK / sum(g.size for g in gradients[0].values())))
     arrays.update(alone(side, weights, group(arrays, "fed/1/0/grad"), steps))
     about["losses"] = side.train(weights, batches[:curve])
-    nudged = [side.train(nudge(weights, k, side.narrowest), batches[:curve]) for k in range(NUDGES)]
+    moved = [NudgedWeights(weights, k, side.narrowest) for k in range(NUDGES)]
+    nudged = [side.train(each, batches[:curve]) for each in moved]
     about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
@@ -170,21 +178,27 @@ def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, nudged by an ulp."""
 
-    def values(weights: Arrays) -> Arrays:
+    def values(weights: Mapping[str, np.ndarray]) -> Arrays:
+        if side.forward:
+            about, seen = side.run(weights, *batches[0])
+            return {**seen, "loss": np.array([about["loss"]])}
         losses, sums = accumulate(side, weights, batches)
         return side.run(weights, *batches[0])[1] | sums | {"loss": np.array(losses)}
 
-    nudged = (nudge(weights, seed, side.narrowest) for seed in range(NUDGES))
+    nudged = (NudgedWeights(weights, seed, side.narrowest) for seed in range(NUDGES))
     return largest_gaps(values(weights), map(values, nudged))
 
 
 def moments(x: np.ndarray) -> dict[str, float]:
     """Returns the moments by which initial values are compared."""
-    x = np.asarray(x, np.float64)
-    deviation = x - x.mean()
-    variance = float((deviation**2).mean())
-    tail = float((deviation**4).mean() / variance**2) if variance > 1e-24 else 0.0
-    return {"mean": float(x.mean()), "std": variance**0.5, "kurtosis": tail}
+    pieces = np.array_split(np.ravel(x), x.size // PIECE + 1)  # or a copy in float64 is large
+    wide = (np.asarray(piece, np.float64) for piece in pieces)
+    mean = sum(float(piece.sum()) for piece in wide) / (x.size or 1)
+    apart = ((np.asarray(piece, np.float64) - mean) ** 2 for piece in pieces)
+    sums = np.sum([[square.sum(), (square**2).sum()] for square in apart], axis=0)
+    variance, fourth = (sums / (x.size or 1)).tolist()
+    tail = fourth / variance**2 if variance > 1e-24 else 0.0
+    return {"mean": mean, "std": variance**0.5, "kurtosis": tail}
 
 
 def prefixed(prefix: str, arrays: Arrays) -> Arrays:

@@ -37,6 +37,7 @@ class ProgramSide:
         self.nudges = False  # constants made in float32 are moved as far as rounding may have
         self.weights_format = ""  # the narrowest in which `build` makes weights
         self.written = Written()
+        self.forward = False  # no gradient is asked for, and float64 nowhere
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch
         self.drawn: list[tuple[Any, Arrays]] = []  # batches, by those who asked for them
@@ -50,7 +51,7 @@ class ProgramSide:
             "framework": self.framework, "precision": self.precision, "narrow": self.narrow,
             "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
             "hooked": self.changed, "weights_format": self.weights_format,
-            "written": self.written.describe(), **own,
+            "written": self.written.describe(), "forward": self.forward, **own,
         }  # fmt: skip
 
     @contextlib.contextmanager
@@ -76,6 +77,12 @@ class ProgramSide:
 
     def prepare(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """Does beforehand what takes long, such as compiling; nothing is told."""
+
+    def held(self, x: Any) -> np.ndarray:
+        """A tensor in numpy: in float64, or where that is too large as it is."""
+        if self.forward and "complex" not in str(x.dtype):
+            return tree.as_held(x)
+        return np.asarray(tree.to_numpy(x), np.float64)
 
     def kept_by_update(self) -> list[str]:
         """Returns the program's variables that `update` changes, such as averaged weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -104,7 +104,7 @@ class JaxSide(ProgramSide):
 
     def initial(self) -> Arrays:
         found = self.model.flat(self.model.params, self.model.state)
-        return {name: np.asarray(tree.to_numpy(x), np.float64) for name, x in found.items()}
+        return {name: self.held(x) for name, x in found.items()}
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         self.choose_precision(weights, spec, batch)
@@ -142,7 +142,7 @@ class JaxSide(ProgramSide):
                 self.begin(weights)
                 self.update(weights, grads, 0)
 
-    def _trees(self, weights: Arrays) -> tuple[Any, Any]:
+    def _trees(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
         dtype = None if self.own else "float64"
         params = self.model.rebuild(self.model.params, weights, dtype)
         state = self.left if self.keeps else self.model.state
@@ -180,8 +180,9 @@ class JaxSide(ProgramSide):
             raise mistake(self.user.name, function, error) from error
 
     def run(
-        self, weights: Arrays, spec: Any, batch: Arrays, forced: Arrays | None = None
-    ) -> tuple[dict[str, Any], Arrays]:
+        self, weights: Mapping[str, np.ndarray], spec: Any, batch: Arrays,
+        forced: Arrays | None = None,
+    ) -> tuple[dict[str, Any], Arrays]:  # fmt: skip
         """See `TorchSide.run`."""
         params, state = self._trees(weights)
         answer = self._run(params, state, self._batch(spec, batch), forced or {})
@@ -225,7 +226,7 @@ class JaxSide(ProgramSide):
         shapes = jax.eval_shape(look, params, state, batch)
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
         slots = {name[4:]: x for name, x in zeros.items() if name.startswith("act/")}
-        zeros.update({f"dact/{call}": x for call, x in slots.items()})
+        zeros.update({f"dact/{call}": x for call, x in slots.items() if not self.forward})
         empty = {name: (x, jnp.zeros(())) for name, x in zeros.items()}
 
         def both(p: Any, slots: Any, s: Any, given: Any, b: Any) -> Any:
@@ -233,12 +234,15 @@ class JaxSide(ProgramSide):
             loss, new = self._loss(recorder, p, s, b)
             return loss, (recorder.calls.arrays, new)
 
-        program = self._jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
+        if self.forward:
+            slots, program = {}, self._jit(lambda *args: (both(*args), ({}, {})))
+        else:
+            program = self._jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
         compiled = program.lower(params, slots, state, empty, batch).compile()
         tape.calls.arrays = {}
         return compiled, tape, slots, empty
 
-    def begin(self, weights: Arrays) -> None:
+    def begin(self, weights: Mapping[str, np.ndarray]) -> None:
         """A fresh optimizer, on given weights."""
         params, _ = self._trees(weights)
         if self.transform is None:
@@ -316,7 +320,7 @@ class JaxSide(ProgramSide):
         after = {n: np.asarray(tree.to_numpy(x), np.float64) for n, x in flat.items()}
         return {**weights, **after}
 
-    def train(self, weights: Arrays, batches: list[Any]) -> list[float]:
+    def train(self, weights: Mapping[str, np.ndarray], batches: list[Any]) -> list[float]:
         """The losses of a run from given weights."""
         self.begin(weights)
         params, state = self._trees(weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -78,9 +78,9 @@ class TorchSide(ProgramSide):
 
     def initial(self) -> Arrays:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        return {n: tree.to_numpy(x) for n, x in named.items() if is_float(x)}
+        return {n: self.held(x) for n, x in named.items() if is_float(x)}
 
-    def load(self, weights: Arrays) -> None:
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         with torch.no_grad():
             for name, x in weights.items():
@@ -92,7 +92,8 @@ class TorchSide(ProgramSide):
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """float64 where the program runs in it, else as it is written; then the hooks are tried."""
         self.choose_precision(weights, spec, batch)
-        self._try_hooks(weights, spec, batch)
+        if not self.forward:
+            self._try_hooks(weights, spec, batch)
 
     def choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         self.chosen = True
@@ -158,7 +159,9 @@ class TorchSide(ProgramSide):
             if not self.changed:
                 return
 
-    def _run_plain(self, weights: Arrays, spec: Any, batch: Arrays) -> tuple[float, Arrays]:
+    def _run_plain(
+        self, weights: Mapping[str, np.ndarray], spec: Any, batch: Arrays
+    ) -> tuple[float, Arrays]:
         """The loss and all gradients, without a hook."""
         self.load(weights)
         loss = self._loss(spec, batch)
@@ -167,6 +170,8 @@ class TorchSide(ProgramSide):
         return loss.item(), self._grads()
 
     def _grads(self) -> Arrays:
+        if self.forward:
+            return {}
         return {
             name: tree.to_numpy(p.grad if p.grad is not None else torch.zeros_like(p))
             for name, p in self.model.named_parameters()
@@ -184,7 +189,8 @@ class TorchSide(ProgramSide):
     def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
         given = tree.put_together(spec, batch, self._leaf)
         wide = NothingNarrower() if self.wide else nullcontext()
-        with wide, without_functional_dropout(self.dropping), self._changed():
+        asks = torch.set_grad_enabled(not self.forward)
+        with wide, without_functional_dropout(self.dropping), self._changed(), asks:
             loss = self.user.call("loss", self.model, given)
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -205,8 +211,9 @@ class TorchSide(ProgramSide):
         return [(key, sorted(where)) for key, where in looking.found.items()]
 
     def run(
-        self, weights: Arrays, spec: Any, batch: Arrays, forced: Arrays | None = None
-    ) -> tuple[dict[str, Any], Arrays]:
+        self, weights: Mapping[str, np.ndarray], spec: Any, batch: Arrays,
+        forced: Arrays | None = None,
+    ) -> tuple[dict[str, Any], Arrays]:  # fmt: skip
         """The loss, what each module sees, and all gradients.
 
         Args:
@@ -261,10 +268,9 @@ class TorchSide(ProgramSide):
             def look(at: int, x: torch.Tensor) -> Any:
                 if at >= MOST:
                     return x
-                if self.asks_all and not (
-                    at or x.requires_grad
-                ):  # what arrives is wanted all the same, as in JAX
-                    x = x.detach().requires_grad_().clone()
+                asks = self.asks_all and torch.is_grad_enabled()
+                if asks and not (at or x.requires_grad):
+                    x = x.detach().requires_grad_().clone()  # what arrives is wanted, as in JAX
                 return self._point(x, slot(call, at), calls, forced)
 
             return replace_floats(y, look)
@@ -294,7 +300,7 @@ class TorchSide(ProgramSide):
         # Another tensor than a child's output; its hook would go with what is done in place.
         return Force.apply(y, y.detach(), None, keep)
 
-    def begin(self, weights: Arrays) -> None:
+    def begin(self, weights: Mapping[str, np.ndarray]) -> None:
         """A fresh optimizer, on given weights."""
         self.load(weights)
         self.optimizer, self.pending = self.user.call("optimizer", self.model), {}
@@ -366,7 +372,7 @@ class TorchSide(ProgramSide):
             name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
         }  # fmt: skip
 
-    def train(self, weights: Arrays, batches: list[Any]) -> list[float]:
+    def train(self, weights: Mapping[str, np.ndarray], batches: list[Any]) -> list[float]:
         """The losses of a run from given weights."""
         self.begin(weights)
         losses = []

@@ -72,7 +72,8 @@ class Tape:
     def point(self, name: str, y: Any) -> Any:
         self.calls.arrays[f"act/{name}"] = y
         if name not in self.slots:
-            return y
+            given = self.given.get(f"act/{name}")
+            return replace(y, *given) if given else y
         act, dact = (self.given[f"{kind}/{name}"] for kind in ("act", "dact"))
         return force(y, self.slots[name], *act, *dact)
 

@@ -53,6 +53,14 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.stack([x.real, x.imag], -1) if x.dtype.kind == "c" else x
 
 
+def as_held(x: Any) -> np.ndarray:
+    """A float array in its own format, without a copy where numpy has that; else in float32."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        x = (x.float() if x.element_size() < 4 else x).numpy()
+    return np.asarray(x)
+
+
 def to_complex(x: np.ndarray) -> np.ndarray:
     return x[..., 0] + 1j * x[..., 1]
 

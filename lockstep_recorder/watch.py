@@ -71,7 +71,7 @@ class Audit:
             "modules": {f: dict.fromkeys(names) for f in folders if not _is_installed(f)},
         }
         lacks = self.lacks or next(filter(None, map(_unseen, sorted(own))), "")
-        if any(os.path.exists(file) and os.stat(file).st_mtime_ns > self.began for file in own):
+        if any(os.path.isfile(file) and os.stat(file).st_mtime_ns > self.began for file in own):
             lacks = lacks or "a file was changed while it ran"
         return look(asked), lacks
 

@@ -24,6 +24,9 @@ from lockstep.judge.compare import norm_gap
 from lockstep.worker import Say, silent
 from lockstep_recorder.noise import STATISTICS
 
+FORWARD = "forward pass only (--forward)"
+TRAINING = (("4i", "update, isolated"), ("4", "update, alone"), ("5", "accumulation"),
+            ("8", "loss curves"))  # fmt: skip
 ROUNDED = 1e-6  # relative: some ulps of float32
 
 
@@ -70,9 +73,12 @@ def run(
     climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
     climbed += _runs(reference, calls, trial, entries, bounds)
     say("activations and gradients compared")
-    climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
-                rungs.accumulation(port, reference, entries, bounds),
-                rungs.curves(port, reference)]  # fmt: skip
+    if reference.about.get("forward"):
+        climbed += [Stage(number=number, name=name, lacks=FORWARD) for number, name in TRAINING]
+    else:
+        climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
+                    rungs.accumulation(port, reference, entries, bounds),
+                    rungs.curves(port, reference)]  # fmt: skip
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
@@ -91,7 +97,9 @@ def run(
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
     beside = [root for root in roots if causes.is_no_fault(root, evidence)]
     roots = [root for root in roots if root not in (*drawn, *beside)]
-    shown = reference.about["repeats"] and notes.has_gradients(reference)
+    shown = reference.about["repeats"] and (
+        reference.about.get("forward") or notes.has_gradients(reference)
+    )
     rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, partnerless, climbed, accepted, entries) + elsewhere
@@ -121,12 +129,16 @@ def _runs(
             climbed += [Stage(number="2i", name="activations, isolated", lacks=why),
                         Stage(number="3i", name="gradients, isolated", lacks=why)]  # fmt: skip
             continue
-        climbed += [
+        climbed.append(
             rungs.activations(f"2{suffix}", f"activations{word}", pairing, calls, ran, loss, bounds,
-                              states(entries, ran, reference)),
-            rungs.gradients(f"3{suffix}", f"gradients{word}", pairing, entries, reference, calls,
-                            ran, bounds),
-        ]  # fmt: skip
+                              states(entries, ran, reference))
+        )  # fmt: skip
+        number, name = f"3{suffix}", f"gradients{word}"
+        if reference.about.get("forward"):
+            climbed.append(Stage(number=number, name=name, lacks=FORWARD))
+        else:
+            climbed.append(rungs.gradients(number, name, pairing, entries, reference, calls, ran,
+                                           bounds))  # fmt: skip
     return climbed
 
 
@@ -207,7 +219,7 @@ def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
 def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
     if rungs.precision_of(port, reference) == "float64" or not port.isolates:
         return Bounds(reference, port.facts.get("noise"))
-    return Bounds(reference, port.noise(trial.weights, len(reference.about["accumulated"])))
+    return Bounds(reference, port.noise(trial.weights, len(reference.about["accumulated"]) or 1))
 
 
 def states(entries: list[Entry], ran: PortRun, reference: Trace) -> list[rungs.Pieces]:

@@ -104,6 +104,9 @@ def _add_common(sub: Any) -> None:
     sub.add_argument("--own-precision", action="store_true", help="run the programs in the "
                      "precision in which they are written, such as autocast, and judge them by "
                      "their own noise (default: in float64)")  # fmt: skip
+    sub.add_argument("--forward", action="store_true", help="run the forward pass alone, in the "
+                     "precision in which the programs are written: for models of billions of "
+                     "parameters (default: gradients and updates, too)")  # fmt: skip
     add_device(sub, "where the programs run")
 
 
@@ -150,6 +153,7 @@ def _record(given: argparse.Namespace) -> int:
     require_python("--python", given.python)
     if given.like:
         reference = trace.read(Path(given.like))
+        compare.require_forward(options, given.like, reference)
         with closing(options.program(given.program, given.python, _say)) as running:
             record_like(running, reference, out)
     else:
@@ -172,11 +176,11 @@ def _options(given: argparse.Namespace, python: str, reference_python: str) -> c
     require_range("--seed", given.seed, 0, 2**31 - 1)
     require_range("--steps", given.steps, 3, 10_000)
     require_choice("--device", given.device, COMPARED)
-    if not given.own_precision:
+    if not (given.own_precision or given.forward):
         require_exact(given.device, "add --own-precision, or use one of")
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
-        device=given.device, own_precision=given.own_precision,
+        device=given.device, own_precision=given.own_precision, forward=given.forward,
         initial=getattr(given, "initial", False), anew=getattr(given, "no_trace_cache", True),
     )  # fmt: skip
 

@@ -32,12 +32,14 @@ class Options:
     steps: int = 20  # of the loss curve
     device: str = "cpu"
     own_precision: bool = False  # as the programs are written, and not in float64
+    forward: bool = False  # the forward pass alone, in the programs' own precision
     initial: bool = False  # initial values that differ are a difference
     anew: bool = False  # the reference runs, though its trace may be kept; and none is kept
 
     def program(self, name: str, python: str, say: Say, *, watch: bool = False) -> UserProgram:
         return UserProgram(name, python=python, seed=self.seed, device=self.device,
-                           own_precision=self.own_precision, watch=watch, say=say)  # fmt: skip
+                           own_precision=self.own_precision, forward=self.forward, watch=watch,
+                           say=say)  # fmt: skip
 
 
 def compare_programs(
@@ -53,6 +55,8 @@ def compare_programs(
         recorded = asked.find()
         if Path(port).is_dir():
             recorded, other = recorded or asked.record(), trace.read(Path(port))
+            require_forward(options, reference, recorded)
+            require_forward(options, port, other)
             require_same_batches(other, recorded, port)
             return check.run(
                 recorded, RecordedPort(other, recorded), accept=list(accept), say=say,
@@ -65,12 +69,17 @@ def compare_programs(
         if options.device != "cpu" and not recorded:
             running.end_process()  # a GPU's memory is the reference's while it is recorded
         recorded = recorded or asked.record(running)
+        require_forward(options, reference, recorded)
         about = recorded.about
         since = f", as kept since {about['kept_since']}" if "kept_since" in about else ""
         say(f"reference: {about['program']}, {about['framework']} on {about['device']}{since}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
-        changes = not asked.is_trace and options.device == "cpu" and not options.own_precision
+        changes = (
+            not asked.is_trace
+            and options.device == "cpu"
+            and not (options.own_precision or options.forward)
+        )
         return check.run(recorded, live, overrides=overrides, accept=list(accept), say=say,
                          initial=options.initial,
                          again=asked.again if changes else None)  # fmt: skip
@@ -85,8 +94,8 @@ class Reference:
         self.program = options.program(name, options.reference_python, say, watch=not options.anew)
         self.key = ""
         if not self.is_trace and not options.anew:
-            flags = {"seed": options.seed, "steps": options.steps, "device": options.device,
-                     "own_precision": options.own_precision}  # fmt: skip
+            whose = ("seed", "steps", "device", "own_precision", "forward")
+            flags = {flag: getattr(options, flag) for flag in whose}
             self.key = kept.key(name, options.reference_python, flags)
 
     def find(self) -> trace.Trace | None:
@@ -152,6 +161,14 @@ def assert_equivalent(
     result = compare_programs(str(reference), str(port), Options(**options), accept=accept)
     assert result.verdict == "equal", "\n".join(report.text(result))
     return result
+
+
+def require_forward(options: Options, name: str, recorded: trace.Trace) -> None:
+    """Raises UserError for a trace of the forward pass alone where all is compared, or of all."""
+    recorded_so = bool(recorded.about.get("forward"))
+    said = "with" if recorded_so else "without"
+    remedy = f"was recorded {said} --forward; check it so, or record it again"
+    require(recorded_so == options.forward, "the trace", name, remedy)
 
 
 def require_side(field: str, name: str, flag: str, python: str) -> None:

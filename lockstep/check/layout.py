@@ -127,13 +127,16 @@ def _regroups(a: Shape, b: Shape) -> bool:
 
 
 def to_port(entries: list[Entry], reference: Arrays, shapes: dict[str, Shape]) -> Arrays:
-    """The port's arrays, from the reference's."""
+    """The port's arrays, from the reference's: views of these where one is a whole tensor."""
     made: Arrays = {}
     for entry in entries:
-        name = entry.port.name
+        name, values = entry.port.name, entry.to_port(entry.reference.take(reference))
+        if not entry.port.cuts:
+            made[name] = values
+            continue
         if name not in made:
-            made[name] = np.zeros(shapes[name])
-        entry.port.take(made)[...] = entry.to_port(entry.reference.take(reference))
+            made[name] = np.zeros(shapes[name], values.dtype)
+        entry.port.take(made)[...] = values
     return made
 
 

@@ -50,7 +50,10 @@ def of(
     if masked:
         found.append(f"{len(masked)} calls differ only at positions that reach no loss, such as "
                      f"{masked[0]}: padding")  # fmt: skip
-    if not has_gradients(reference):
+    if reference.about.get("forward"):
+        found.append("forward pass only, in the programs' own precision: no gradient, update or "
+                     "loss curve is compared (--forward)")  # fmt: skip
+    elif not has_gradients(reference):
         found.append(
             "all of the reference's gradients are zero, which shows nothing of what makes or uses "
             "them: let its loss depend on its weights, by inputs that reach them"

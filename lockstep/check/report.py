@@ -41,6 +41,7 @@ def beside(result: Result) -> list[str]:
 
 def headline(result: Result) -> str:
     sides = f"{result.port['framework']} port of {result.reference['program']}"
+    sides += ", forward pass only" if result.reference.get("forward") else ""
     drawn = sum(len(root.names) for root in result.initial)
     beside = "".join(f"; beside: {n}" for n in dict.fromkeys(r.entry for r in result.beside))
     beside += f"; initial values differ ({drawn})" if drawn else ""

@@ -119,6 +119,8 @@ def _problem(about: dict[str, Any]) -> str:
         listed_names = about.get(name, [])
         if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
             return f"{name} holds more than names"
+    if type(about.get("forward", False)) is not bool:
+        return "forward is no bool"
     for name in ("mapping", "tape"):
         if type(about.get(name, {})) is not dict:
             return f"{name} is no dict"
@@ -183,7 +185,8 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
         return "a weight without a name"
     if not all(np.isfinite(x).all() for x in weights.values()):
         return "weights that are not finite"
-    steps = [("grad", about["parameters"]), ("sum", about["parameters"])]
+    whole = [] if about.get("forward") else about["parameters"]
+    steps = [("grad", whole), ("sum", whole)]
     labels = {name.split("/")[1] for name in arrays if name.startswith("fed/")}
     for label in labels:
         fed = {name.split("/")[0] for name in group(arrays, f"fed/{label}")}

@@ -32,7 +32,7 @@ TOKENS = np.random.default_rng(0).integers(0, 61, (4, 13))
 def follow_programs(reference: Inside, port: Asked, batch: object) -> Followed:
     spec, arrays = tree.take_apart(batch)
     about, initial = reference.ask("facts")
-    weights = perturb(initial, 7, set(about["parameters"]))
+    weights = dict(perturb(initial, 7, set(about["parameters"])))
     given = prefixed("batch", arrays)
     own = port.ask("facts")[1]
     port.ask("widen", prefixed("weights", own) | given, batch=spec)
