@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,8 @@ from lockstep_recorder.jax_floats import (
     nudged_constants,
     rounded_values,
 )
-from lockstep_recorder.memory import SMALL
-from lockstep_recorder.models import Model, model_of
+from lockstep_recorder.memory import SMALL, Spilled, is_large
+from lockstep_recorder.models import Model, is_float_leaf, model_of
 from lockstep_recorder.noise import narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.tape import Tape, level_of
@@ -82,6 +83,7 @@ class JaxSide(ProgramSide):
         self.left: Any = None  # the state after the last run
         self.transform: Any = None
         self.optimizer_state: Any = None
+        self.spilled: Spilled | None = None  # the tensors that `build` made, where they are large
         self.move: Any = None  # the compiled step of `begin_alone`
         self.is_small = sum(x.size for x in leaves) < SMALL
 
@@ -103,8 +105,25 @@ class JaxSide(ProgramSide):
         )  # fmt: skip
 
     def initial(self) -> Arrays:
+        if self.spilled is not None:
+            return self.spilled
         found = self.model.flat(self.model.params, self.model.state)
-        return {name: self.held(x) for name, x in found.items()}
+        held = {name: self.held(x) for name, x in found.items()}
+        if self.forward and is_large(held):
+            return self._let_go(held)
+        return held
+
+    def _let_go(self, held: Arrays) -> Arrays:
+        """Keeps the built model's tensors in a file alone, for those of a run are as large."""
+        self.spilled = Spilled()
+        self.spilled.update(held)
+        self.built = None
+        self.model.params = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_float_leaf(x) else x,
+            self.model.params,
+        )
+        gc.collect()  # a module may be known to its own parts
+        return self.spilled
 
     def widen(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         self.choose_precision(weights, spec, batch)

@@ -1,8 +1,10 @@
 """`--forward`: the forward pass alone, in the programs' own precision, without copies."""
 
 import json
+import weakref
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,8 +12,9 @@ from lockstep.check import trace
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, MISTAKE
 from lockstep.process import ROOT
-from lockstep_recorder import recording
+from lockstep_recorder import recording, side_jax, tree
 from lockstep_recorder.main import open_side, write
+from lockstep_recorder.user import User
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
@@ -112,3 +115,24 @@ def test_a_port_in_jax_is_fed_what_the_reference_had(
     said = capsys.readouterr().out
     assert said.startswith("DIFFERENT: jax port of gpt_torch.py, forward pass only, 1 root (")
     assert "\n1 between h.*.mlp.c_fc and h.*.mlp.c_proj, forward, all layers: " in said
+
+
+@tier("rest", guard="a port in torch, which keeps no other copy")
+def test_a_large_model_in_jax_is_kept_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After what `build` made was told, it takes no memory; it is told again all the same."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import jax.numpy as jnp\n\ndef build(seed):\n    return {'w': jnp.full((600, 600), 3.0)}\n"
+        "\ndef loss(model, batch):\n    return (batch['x'] @ model['w']).sum()\n"
+    )
+    monkeypatch.setattr(side_jax, "is_large", lambda _: True)
+    side = side_jax.JaxSide(User(str(path)), {"w": jnp.full((600, 600), 3.0)}, own=True)
+    side.forward = True
+    (made,) = (weakref.ref(x) for x in side.model.flat(side.model.params).values())
+    told = side.initial()
+    assert isinstance(told["w"], np.memmap) and made() is None
+    spec, batch = tree.take_apart({"x": np.ones(600, np.float32)})
+    assert side.run(dict(told), spec, batch)[0]["loss"] == 3 * 600 * 600
+    assert (side.initial()["w"] == 3).all()
