@@ -26,9 +26,8 @@ from jax_impl.io import bridge
 from jax_impl.pure import PureGPT, jit_method
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.batch import Batch
-from lockstep.devices import Capabilities
 from mutants import jax_formats, module_formats
-from mutants.patch import Plant, after, assign, both, train_all, wrap
+from mutants.patch import Plant, after, assign, both, round_always, scale_adapters, train_all, wrap
 
 # --- the model
 
@@ -249,19 +248,8 @@ def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return x * jax.lax.rsqrt(mean + eps) * weight
 
 
-def scale_adapters(scale: Callable[[float], float]) -> Plant:
-    """In place of alpha / rank."""
-    return after(LoRALinear, "__init__", lambda self, *args, **rest: setattr(
-        self, "scale", scale(self.scale)))  # fmt: skip
-
-
 def copy_square_weights(right: Callable, name: str, array: Any) -> Any:
     return array if "attn.proj" in name else right(name, array)
-
-
-def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
-    """The same on a CPU, where a GPU's TF32 is emulated."""
-    return right(self, replace(roles, tf32=True))
 
 
 # --- dropout
@@ -312,8 +300,8 @@ BUGS: dict[str, Plant] = {
         assign(functional, "affine", add_rounded(jnp.matmul)),
         assign(cpu, "linear", add_rounded(cpu.multiply)),
     ),
-    "lora-unscaled-in-jax": scale_adapters(lambda scale: 1.0),
-    "lora-scaled-twice-in-jax": scale_adapters(lambda scale: scale**2),
+    "lora-unscaled-in-jax": scale_adapters(LoRALinear, lambda scale: 1.0),
+    "lora-scaled-twice-in-jax": scale_adapters(LoRALinear, lambda scale: scale**2),
     "lora-b-frozen-in-jax": assign(LoRALinear, "adapt", lambda self, x: self.multiply(
         self.multiply(x, self.lora_a[...]), jax.lax.stop_gradient(self.lora_b[...]))),
     "lora-scale-rounded": assign(lora, "scale", lambda x, by: x * by),
@@ -344,7 +332,7 @@ BUGS: dict[str, Plant] = {
     ),
     "tf32-by-default": both(
         assign(precision, "float32_matmul", lambda config, device: "default"),  # JAX's own
-        wrap(Capabilities, "find_recipe", round_always),
+        round_always(),
     ),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),

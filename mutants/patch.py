@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.config.tensors import shapes
+from lockstep.devices import Capabilities
 from lockstep.model.state import TrainState
 
 Plant = Callable[..., None]
@@ -62,6 +63,18 @@ def train_all(bridge: Any) -> Plant:
 
     every = property(lambda config: list(shapes(config.model)))
     return both(assign(Config, "trained", every), wrap(bridge, "load", load))
+
+
+def scale_adapters(layer: type, scale: Callable[[float], float]) -> Plant:
+    """In place of alpha / rank."""
+    return after(layer, "__init__", lambda self, *args, **rest: setattr(
+        self, "scale", scale(self.scale)))  # fmt: skip
+
+
+def round_always() -> Plant:
+    """TF32 is rounded on a CPU, where a GPU's is emulated, whatever the policy."""
+    return wrap(Capabilities, "find_recipe", lambda right, self, roles: right(
+        self, replace(roles, tf32=True)))  # fmt: skip
 
 
 def both(*plants: Plant) -> Plant:

@@ -20,11 +20,10 @@ from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
 from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
-from lockstep.devices import Capabilities
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import module_formats, torch_formats, torch_step, torch_world
-from mutants.patch import Plant, after, assign, both, train_all, wrap
+from mutants.patch import Plant, after, assign, both, round_always, scale_adapters, train_all, wrap
 from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
 from torch_ref.extra import chunks, rules
@@ -149,12 +148,6 @@ def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> 
     return right(self, x.bfloat16(), *rest).to(x.dtype)
 
 
-def scale_adapters(scale: Callable[[float], float]) -> Plant:
-    """In place of alpha / rank."""
-    return after(LoRALinear, "__init__", lambda self, *args, **rest: setattr(
-        self, "scale", scale(self.scale)))  # fmt: skip
-
-
 # --- precision
 
 
@@ -184,11 +177,6 @@ def round_forward(ending: str) -> Plant:
             return right(gpt, *rest)
 
     return wrap(model.GPT, "hidden", wrong)
-
-
-def round_always(right: Callable, self: Capabilities, roles: Roles) -> Any:
-    """Does so on a CPU, where a GPU's TF32 is emulated."""
-    return right(self, replace(roles, tf32=True))
 
 
 def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -337,8 +325,8 @@ BUGS: dict[str, Plant] = {
     "norm-after-rotation": assign(model.Attention, "forward", normalize_rotated),
     "qkv-bias-dropped": after(model.Attention, "__init__", drop_bias),
     "padding-counts": wrap(step, "mean_loss", count_padding),
-    "lora-unscaled": scale_adapters(lambda scale: 1.0),
-    "lora-scaled-twice": scale_adapters(lambda scale: scale**2),
+    "lora-unscaled": scale_adapters(LoRALinear, lambda scale: 1.0),
+    "lora-scaled-twice": scale_adapters(LoRALinear, lambda scale: scale**2),
     "lora-b-frozen": assign(LoRALinear, "adapt", lambda self, x: self.product(
         self.product(x, self.lora_a, None), self.lora_b.detach() + 0 * self.lora_b, None)),
     "base-trained": train_all(bridge),
@@ -381,7 +369,7 @@ BUGS: dict[str, Plant] = {
     "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
     "tf32-left-on": both(
         assign(precision, "float32_matmul", lambda config: "tf32"),
-        wrap(Capabilities, "find_recipe", round_always),
+        round_always(),
     ),
     "tf32-forward-only": assign(RoundedProduct, "backward", staticmethod(multiply_back_in_float32)),
     "gradients-in-compute": products_of_gradients(lambda asked: "float32"),

@@ -1,6 +1,5 @@
 """The experiments: what their arms do, and that tables are made from the rows."""
 
-import math
 from typing import Any
 
 import pytest
@@ -41,30 +40,11 @@ def test_every_arm_is_run_in_both_frameworks(name: str, scale: str, device: str)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_train(framework: str) -> None:
-    flags = {"policy": "fp16", "loss_scale_init": 2.0**24}
-    result = work.train(arm(framework, flags=flags))
-    assert len(result["losses"]) == len(result["loss_scales"]) == 4
-    assert result["skipped_steps"] == list(range(len(result["skipped_steps"]))) != []
-    assert result["loss_scales"][1] == 2.0**23
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_injected_overflow_shows_backoff_and_moves_nothing(framework: str) -> None:
     calm = {"policy": "fp16", "loss_scale_init": 2.0**8}
     result = work.inject_overflow(arm(framework, flags=calm))
     assert (result["at"], result["skipped_steps"], result["unchanged"]) == (2, [2], True)
     assert result["loss_scales"] == [256, 256, 256, 128] and result["loss_scale"] == 128
-
-
-def test_flushed_gradients() -> None:
-    flags = {"policy": "fp16", "batch_size": 64, "context": 32}  # the mean of many: small gradients
-    result = work.measure_flushed(arm(flags=flags))
-    for of in result["weights"].values():
-        assert math.frexp(of["scale"])[0] == 0.5
-        for lost in (of["parameters"], of["activations"]):
-            assert lost["fp16, no scale"] > lost["fp16, scaled"]
-            assert lost["bf16"] < 0.01
 
 
 def test_small_updates_are_lost_in_bf16_weights() -> None:
