@@ -84,7 +84,6 @@ class JaxSide(ProgramSide):
         self.transform: Any = None
         self.optimizer_state: Any = None
         self.spilled: Spilled | None = None  # the tensors that `build` made, where they are large
-        self.move: Any = None  # the compiled step of `begin_alone`
         self.is_small = sum(x.size for x in leaves) < SMALL
 
     def wide_context(self) -> Any:
@@ -158,8 +157,6 @@ class JaxSide(ProgramSide):
             if not self.lacks_optimizer():
                 grads = {name: weights[name] for name in self.model.flat(self.model.params)}
                 self.begin_alone(weights, grads)(0)
-                self.begin(weights)
-                self.update(weights, grads, 0)
 
     def _trees(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
         dtype = None if self.own else "float64"
@@ -207,8 +204,8 @@ class JaxSide(ProgramSide):
         answer = self._run(params, state, self._batch(spec, batch), forced or {})
         (loss, (arrays, new)), (grads, cotangents) = answer
         self.left = new
-        seen = arrays | {f"dact/{name}": x.conj() for name, x in cotangents.items()}
-        seen |= {f"grad/{n}": x.conj() for n, x in self.model.flat(grads).items()}
+        seen = arrays | {f"dact/{name}": conjugate(x) for name, x in cotangents.items()}
+        seen |= {f"grad/{n}": conjugate(x) for n, x in self.model.flat(grads).items()}
         seen |= {f"state/{n}": x for n, x in self.model.flat(new).items()}
         seen = {name: tree.to_numpy(x) for name, x in seen.items()}
         calls = self.tape.calls
@@ -243,7 +240,7 @@ class JaxSide(ProgramSide):
             return tape.calls.arrays
 
         shapes = jax.eval_shape(look, params, state, batch)
-        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        zeros = {n: jax.device_put(np.zeros(x.shape, x.dtype)) for n, x in shapes.items()}
         slots = {name[4:]: x for name, x in zeros.items() if name.startswith("act/")}
         zeros.update({f"dact/{call}": x for call, x in slots.items() if not self.forward})
         empty = {name: (x, jnp.zeros(())) for name, x in zeros.items()}
@@ -284,10 +281,28 @@ class JaxSide(ProgramSide):
                     break
         else:
             widens = False
-        self.apply = self._jit(self.step, donate_argnums=2)
+        self.nest = jax.tree.structure(params)
+        self.move = self._jit(self._move, donate_argnums=1)
         leaves = jax.tree_util.tree_leaves_with_path(self.transform.init(params))
         names = {_is_float32(path, x) for path, x in leaves} if widens else set()
         self.widened_state = sorted(names - {""})
+
+    def _move(self, leaves: Any, state: Any) -> Any:
+        """A step from the leaves of parameters and gradients, for a nest of these takes long.
+
+        Returns:
+            The leaves of the parameters, the state, and what each tensor is moved by, a 2-norm.
+        """
+        half = len(leaves) // 2
+        params, grads = (jax.tree.unflatten(self.nest, x) for x in (leaves[:half], leaves[half:]))
+        after, state = self.step(params, grads, state)
+        moved = self.model.flat(jax.tree.map(jnp.subtract, after, params)).values()
+        return jax.tree.leaves(after), state, jnp.stack([jnp.linalg.norm(x) for x in moved])
+
+    def _apply(self, params: Any, grads: Any) -> Any:
+        leaves = jax.tree.leaves((params, grads))
+        after, self.optimizer_state, _ = self.move(leaves, self.optimizer_state)
+        return jax.tree.unflatten(self.nest, after)
 
     def _first_state(self, params: Any) -> Any:
         """Its arrays are the optimizer's own: a step writes over them."""
@@ -309,33 +324,22 @@ class JaxSide(ProgramSide):
         self.begin(weights)
         params, _ = self._trees(weights)
         order = [list(self.model.flat(params)).index(name) for name in grads]
-        fixed, nest = jax.tree.flatten((params, self._given(grads)))
-        leaves, kept = jax.tree.flatten(self.optimizer_state)
-
-        def move(fixed: Any, leaves: Any) -> Any:
-            params, grads = jax.tree.unflatten(nest, fixed)
-            after, state = self.step(params, grads, jax.tree.unflatten(kept, leaves))
-            moved = self.model.flat(jax.tree.map(jnp.subtract, after, params)).values()
-            return jnp.stack([jnp.linalg.norm(x) for x in moved]), jax.tree.leaves(state)
-
-        self.move = self.move or self._jit(move)
+        leaves = jax.tree.leaves((params, self._given(grads)))
 
         def take_step(step: int) -> np.ndarray:
-            nonlocal leaves
-            sizes, leaves = self.move(fixed, leaves)
+            _, self.optimizer_state, sizes = self.move(leaves, self.optimizer_state)
             return np.asarray(sizes)[order]
 
         return take_step
 
     def _given(self, grads: Arrays) -> Any:
         given = self.model.rebuild(self.model.params, grads, None if self.own else "float64")
-        return jax.tree.map(jnp.conj, given)  # torch's is the conjugate of JAX's gradient
+        return jax.tree.map(conjugate, given)
 
     def update(self, weights: Arrays, grads: Arrays, step: int) -> Arrays:
         """One optimizer step from given weights and gradients; the weights after it."""
         params, _ = self._trees(weights)
-        params, self.optimizer_state = self.apply(params, self._given(grads), self.optimizer_state)
-        flat = self.model.flat(params)
+        flat = self.model.flat(self._apply(params, self._given(grads)))
         after = {n: np.asarray(tree.to_numpy(x), np.float64) for n, x in flat.items()}
         return {**weights, **after}
 
@@ -347,7 +351,7 @@ class JaxSide(ProgramSide):
         for spec, batch in batches:
             (loss, (_, state)), (grads, _) = self._run(params, state, self._batch(spec, batch), {})
             losses.append(float(loss))
-            params, self.optimizer_state = self.apply(params, grads, self.optimizer_state)
+            params = self._apply(params, grads)
         return losses
 
 
@@ -360,6 +364,11 @@ def like(x: Any, values: np.ndarray, cotangent: bool) -> Any:
     given = tree.to_complex(values) if jnp.iscomplexobj(x) else values
     given = given.conj() if cotangent else given
     return jnp.asarray(given, x.dtype).reshape(x.shape)
+
+
+def conjugate(x: Any) -> Any:
+    """Torch's gradient is the conjugate of JAX's."""
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x
 
 
 def _is_float32(path: Any, x: Any) -> str:
