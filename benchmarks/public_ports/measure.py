@@ -18,6 +18,16 @@ from lockstep.results import Row
 
 PYTHON = "PUBLIC_PORTS_PYTHON"  # the environment variable that names the programs' interpreter
 ABSENT = "no checkout"
+VERSIONS = """
+import importlib.metadata as found
+import sys
+
+for name in sys.argv[1:]:
+    try:
+        print(name, found.version(name))
+    except found.PackageNotFoundError:
+        pass
+"""
 STEPS = 3  # of a loss curve
 LIMIT = 300.0  # seconds of a pair
 
@@ -30,20 +40,27 @@ def python() -> str:
 def commit(source: Source) -> str:
     """The commit of a checkout, or an installed package's version; `ABSENT` without either."""
     if source.package:
-        code = f"import importlib.metadata as m; print(m.version({source.package!r}))"
-        return _first_line([python(), "-c", code])
+        return versions(python()).get(source.package, ABSENT)
     try:
-        return _first_line(["git", "-C", str(checkout(source.repository)), "rev-parse", "HEAD"])
+        folder = checkout(source.repository)
     except UserError:
         return ABSENT
+    return _print(["git", "-C", str(folder), "rev-parse", "HEAD"]) or ABSENT
 
 
-def _first_line(words: list[str]) -> str:
+@cache
+def versions(interpreter: str) -> dict[str, str]:
+    """The versions of an interpreter's packages, of those that the pairs name."""
+    named = sorted({source.package for pair in PAIRS.values() for source in pair.sources} - {""})
+    return dict(line.split() for line in _print([interpreter, "-c", VERSIONS, *named]).splitlines())
+
+
+def _print(words: list[str]) -> str:
     try:
         ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ABSENT
-    return ran.stdout.strip() or ABSENT
+        return ""
+    return ran.stdout.strip()
 
 
 def jobs(pairs: Iterable[Pair] = PAIRS.values()) -> list[Job]:

@@ -8,10 +8,11 @@ import pytest
 
 from parity_tests.oracles import Call
 from parity_tests.runs.fake_runs import place as place
+from parity_tests.weights.exporters import kept_exporter as kept_exporter
 
 
 @pytest.fixture
-def call(place: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(place: Path, capsys: pytest.CaptureFixture[str], kept_exporter: None) -> Call:
     """Calls a check; it may ask for a `folder` with a text and the fake twin, or for `capsys`."""
     known = {"folder": place, "capsys": capsys}
 
