@@ -66,10 +66,10 @@ from lockstep.monitor import history
 from lockstep.parity import case
 from lockstep.plan import roofline
 from lockstep.run import directory, runlog
-from lockstep.train import memory, nonfinite, sampling
+from lockstep.train import memory, nonfinite, sampling, track
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import BatchTrace, StepResult
-from lockstep.weights import about, adapters, export, forward, onnx_export
+from lockstep.weights import about, adapters, export, forward, llmc, onnx_export
 from lockstep.weights.huggingface import INDEX
 from torch_ref.dropout import Dropout
 
@@ -178,7 +178,17 @@ def leave_out_absent(right: Callable, self: Any, *special: Any, **given: Any) ->
     return right(self, *special, **{n: x for n, x in given.items() if n not in absent})
 
 
+def change_edges(change: Callable[[Any], Any]) -> Plant:
+    """`change(encoded)` says where tokens begin and end in a text."""
+    return wrap(tokenizer.FromFile, "encode", lambda right, self, texts: [
+        change(each) for each in right(self, texts)])  # fmt: skip
+
+
 DATA: list[tuple[Any, ...]] = [
+    ("targets-begin-in-a-prompt", "tokens_at_an_edge", change_edges(
+        lambda token: token._replace(starts=token.stops - 1))),
+    ("targets-end-in-a-prompt", "tokens_at_an_edge", change_edges(
+        lambda token: token._replace(stops=token.starts + 1))),
     ("templates-keep-blanks", "templates", change_environment(lstrip_blocks=False), "indented"),
     ("templates-keep-line-ends", "templates", change_environment(trim_blocks=False), "indented"),
     ("templates-lose-special-tokens", "templates", wrap(
@@ -238,6 +248,15 @@ def change_decays(wrong: Callable) -> Plant:
     return several(*(wrap(owner, "decays", wrong) for owner in owners))
 
 
+READ_TENSORS = llmc.read_tensors
+
+
+def last_positions(right: Callable, stream: Any, begin: int, model: Any, wanted: Any, dtype: Any
+                   ) -> Any:  # fmt: skip
+    found = right(stream, begin, model, model, dtype)
+    return found | {"position.weight": found["position.weight"][-wanted.context :]}
+
+
 INITIAL: list[tuple[Any, ...]] = [
     ("residual-init-without-2", "values", change_initial(
         lambda x, name, model: x * 2**0.5 if name.endswith(RESIDUAL) else x), "tiny"),
@@ -247,6 +266,12 @@ INITIAL: list[tuple[Any, ...]] = [
         lambda x, name, _: x.astype(jnp.bfloat16)), "tiny"),
     ("adapters-a-third-as-wide", "peft", change_initial(
         lambda x, name, _: x * 3**-0.5 if name.endswith("lora_a") else x)),
+    ("llm-c-s-positions-all-read", "llm_c", put(
+        llmc, "read_tensors", lambda stream, begin, model, wanted, dtype: READ_TENSORS(
+            stream, begin, wanted, wanted, dtype)), "7"),
+    ("llm-c-s-layers-first", "llm_c", put(llmc, "_order", lambda model: (
+        *params.shapes(model),)), "12"),
+    ("llm-c-s-last-positions", "llm_c", wrap(llmc, "read_tensors", last_positions), "7"),
     ("adapters-add-at-the-start", "peft", change_initial(
         lambda x, name, _: x + 0.01 if name.endswith("lora_b") else x)),
     ("seed-reaches-no-weight", "seeds", wrap(params, "_initial", lambda right, *given: right(
@@ -455,6 +480,10 @@ def name_last(kind: str) -> Plant:
 LOGGED: list[tuple[Any, ...]] = [
     ("tokens-per-second-of-a-micro-batch", "clock", change_rows_written(lambda loop, row: {
         "tokens_per_second": row["tokens_per_second"] / loop.config.optim.accum}), "late"),
+    ("norms-tracked-as-numbers-of-a-step", "tracked_numbers", wrap(
+        track, "finite_numbers", lambda right, row: right(row | {"kind": "train"}))),
+    ("all-is-tracked-as-a-norm", "tracked_numbers", wrap(
+        track, "finite_numbers", lambda right, row: right(row | {"kind": "norms"}))),
     ("tokens-of-one-device", "clock", change_rows_written(
         lambda loop, row: {"tokens": row["tokens"] // loop.config.mesh.size}), "late"),
     ("evaluation-counts-as-training-time", "clock",
@@ -791,6 +820,9 @@ EXPORTS: list[tuple[Any, ...]] = [
     ("index-of-the-next-file", "index", change_json(
         export, "_write_weights", INDEX, weight_map=lambda files: dict(
             zip(files, [*files.values()][1:] + [*files.values()][:1]))), "float32"),
+    ("files-below-the-largest-size", "index", wrap(
+        export, "_divide", lambda right, sizes, dtype, most: right(sizes, dtype, most - 1)),
+     "float32"),
     ("files-as-large-as-in-float32", "index", wrap(
         export, "_divide", lambda right, sizes, dtype, most: right(sizes, "float32", most)),
      "bfloat16"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers.utils import chat_template_utils
@@ -176,6 +176,25 @@ def check_tokenizer(folder: Path) -> None:
     assert found == [*texts.values()] and loaded.vocab == 6
 
 
+def check_tokens_at_an_edge(folder: Path) -> None:
+    """A token that is in part an answer and in part a prompt is no target: here `ay`, whose `a` is
+    the answer's header, and the line's end that is one with the next prompt's `u`."""
+    letters = ["u", "n", "o", "\n", "a", "y", "e", "s", "k", "ay", "\nu"]
+    numbers = {letter: number for number, letter in enumerate(letters)}
+    inner = Tokenizer(BPE(numbers, [("a", "y"), ("\n", "u")]))
+    inner.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.role[0] + m.content + '\n' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}a{% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    turns = [("user", "no"), ("assistant", "yes"), ("user", "ok"), ("assistant", "y")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    loaded = load_rows(folder, [row, row], str(folder))
+    tokens = ["u", "n", "o", "\n", "ay", "e", "s", "\nu", "o", "k", "\n", "ay", "\n"]
+    for split in (loaded.train, loaded.val):
+        assert [letters[token] for token in split.tokens] == tokens
+        assert np.flatnonzero(split.counts).tolist() == [5, 6, 12]
+
+
 TEMPLATES = {
     "indented": """{%- for m in messages %}
     {% if m.role == 'user' %}
@@ -218,7 +237,7 @@ def check_templates(name: str) -> None:
     *((check_templates, name) for name in TEMPLATES),
     (check_windows,), (check_own_rows,), (check_packed_rows,), (check_padded_rows,),
     (check_masked_stream,), (check_documents_are_drawn,), (check_masks, "val"),
-    (check_masks, "train"), (check_tokenizer,),
+    (check_masks, "train"), (check_tokenizer,), (check_tokens_at_an_edge,),
 )  # fmt: skip
 def test_what_is_drawn_is_as_by_hand(check: Call, call: Call) -> None:
     call(check)

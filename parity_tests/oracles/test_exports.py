@@ -39,7 +39,7 @@ from lockstep.run import checkpoint
 from lockstep.weights import onnx_export
 from lockstep.weights.export import export
 from lockstep.weights.forward import WEIGHTS
-from lockstep.weights.huggingface import INDEX
+from lockstep.weights.huggingface import INDEX, SINGLE
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, export_stablehlo
 from parity_tests.oracles import Call, checks
@@ -148,13 +148,19 @@ def check_adapters(name: str, folder: Path) -> None:
 
 
 def check_index(dtype: str, folder: Path) -> None:
-    """The index of several files is transformers' own: where each tensor is, and all bytes."""
-    there = make(folder / "there", "gpt2", getattr(torch, dtype), max_shard_size="10KB")
-    run_of(folder / "run", "torch", config_of(there, policy="fp32"))
-    export(folder / "run", folder / "to", dtype=dtype, warn=pytest.fail, shard_bytes=10_000)
-    ours, theirs = (json.loads((each / INDEX).read_text()) for each in (folder / "to", there))
-    assert ours["metadata"]["total_size"] == theirs["metadata"]["total_size"]
-    assert ours["weight_map"] == theirs["weight_map"]
+    """The index of several files is transformers' own: where each tensor is, and all bytes; also
+    where the first two tensors are just as large as a file may be."""
+    whole = make(folder / "whole", "gpt2", getattr(torch, dtype))
+    tables = load_file(whole / SINGLE)
+    first, second = (tables[f"transformer.{name}.weight"] for name in ("wte", "wpe"))
+    for number, most in enumerate((10_000, first.nbytes + second.nbytes)):
+        there, run, to = (folder / f"{name}{number}" for name in ("there", "run", "to"))
+        make(there, "gpt2", getattr(torch, dtype), max_shard_size=most)
+        run_of(run, "torch", config_of(there, policy="fp32"))
+        export(run, to, dtype=dtype, warn=pytest.fail, shard_bytes=most)
+        ours, theirs = (json.loads((each / INDEX).read_text()) for each in (to, there))
+        assert ours["metadata"]["total_size"] == theirs["metadata"]["total_size"]
+        assert ours["weight_map"] == theirs["weight_map"]
 
 
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{% endfor %}"

@@ -19,7 +19,7 @@ from lockstep.model import flops, params
 from lockstep.plan import roofline, shape
 from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
-from lockstep.train import loop, memory, nonfinite
+from lockstep.train import loop, memory, nonfinite, track
 from lockstep.twin import BatchTrace, StepResult
 from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
@@ -221,6 +221,17 @@ def check_first_bad_tensor() -> None:
     assert looked_into() == ""
 
 
+def check_tracked_numbers() -> None:
+    """A tracker gets each finite number under its own name; a module's norm is none of a row's."""
+    row = {"kind": "train", "step": 3, "loss": 2, "grad_norm": None, "skipped": True, "mfu": 0.5,
+           "tokens_per_second": math.inf, "seconds": 7.0}  # fmt: skip
+    assert track.finite_numbers(row) == {"loss": 2.0, "skipped": 1.0, "mfu": 0.5}
+    norms = {"kind": "norms", "step": 3, "norm": 1.0, "embed": 4.0, "blocks.0.mlp.up": math.nan}
+    assert track.finite_numbers(norms) == {"norm.norm": 1.0, "norm.embed": 4.0}
+    losses = {"kind": "eval", "step": 0, "val_loss": None, "val_loss.b": 5.0}
+    assert track.finite_numbers(losses) == {"val_loss.b": 5.0}
+
+
 # --- norms and memory
 
 
@@ -283,7 +294,7 @@ def check_peak_of_a_device(framework: str) -> None:
 
 @checks(
     (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,), (check_time_left,),
-    (check_norms_of_modules,), (check_first_bad_tensor,),
+    (check_norms_of_modules,), (check_tracked_numbers,), (check_first_bad_tensor,),
     *((check_flops, case) for case in CASES),
     *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),
     *((check_norm_under_a_scale, framework) for framework in FRAMEWORKS), (check_peak,),
