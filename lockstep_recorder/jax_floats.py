@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lockstep_recorder.noise import spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.operations_jax import frames
 from lockstep_recorder.written import Written
@@ -100,6 +101,38 @@ def nothing_narrower(formats: tuple[str, ...] = NARROWER) -> Iterator[None]:
     finally:
         for primitive, _ in changed:
             del primitive.bind
+
+
+@contextlib.contextmanager
+def moved_sums() -> Iterator[None]:
+    """Moves sums as far as another order of adding moves them, up or down."""
+    primitive = lax.reduce_sum_p
+    bind = partial(type(primitive).bind, primitive)
+    inside = False  # of a sum: its tangents are summed by the same primitive
+
+    def moved_bind(x: Any, **params: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return bind(x, **params)
+        inside = True
+        try:
+            return moved(x, params)
+        finally:
+            inside = False
+
+    def moved(x: Any, params: dict[str, Any]) -> Any:
+        y = bind(x, **params)
+        if not (jnp.issubdtype(x.dtype, jnp.floating) and y.size):
+            return y
+        norm = jnp.sqrt(bind(lax.square(lax.stop_gradient(x)), **params))
+        signs = 1.0 - 2.0 * (np.arange(y.size) * 7919 % 13 % 2).reshape(y.shape)
+        return y + (signs * norm * spread_of_sum(x.size // y.size)).astype(y.dtype)
+
+    primitive.bind = moved_bind
+    try:
+        yield
+    finally:
+        del primitive.bind
 
 
 @contextlib.contextmanager

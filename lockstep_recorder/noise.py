@@ -58,6 +58,15 @@ class NudgedWeights(Mapping[str, np.ndarray]):
         return len(self.weights)
 
 
+def spread_of_sum(n: int) -> float:
+    """How far another order of adding moves a sum of n float32 terms, relative to their 2-norm.
+
+    Each partial sum is rounded by at most half an ulp. Of terms of either sign the k-th is sqrt(k)
+    terms large, so that all n roundings, of either sign, add up to sqrt(n) half ulps of the norm.
+    """
+    return n**0.5 * ULPS["float32"] / 2
+
+
 def relative_gaps(a: np.ndarray, b: np.ndarray, order: float = 2) -> np.ndarray:
     """(..., K), (..., K) -> (K,): |a - b| over the larger norm of the two; 0 for two zeros."""
     a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (a, b))

@@ -176,17 +176,23 @@ def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
 
 
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
-    """By array, relative: how far the program parts from itself, nudged by an ulp."""
+    """By array, relative: how far the program parts from itself, its weights nudged by an ulp and
+    its sums moved as far as another order of adding moves them."""
 
     def values(weights: Mapping[str, np.ndarray]) -> Arrays:
         if side.forward:
             about, seen = side.run(weights, *batches[0])
             return {**seen, "loss": np.array([about["loss"]])}
         losses, sums = accumulate(side, weights, batches)
-        return side.run(weights, *batches[0])[1] | sums | {"loss": np.array(losses)}
+        of_losses = {"loss": np.array(losses[:1]), "losses": np.array(losses)}
+        return side.run(weights, *batches[0])[1] | sums | of_losses
 
     nudged = (NudgedWeights(weights, seed, side.narrowest) for seed in range(NUDGES))
-    return largest_gaps(values(weights), map(values, nudged))
+    plain = values(weights)
+    side.moves_sums = True
+    gaps = largest_gaps(plain, map(values, nudged))
+    side.moves_sums = False
+    return gaps
 
 
 def moments(x: np.ndarray) -> dict[str, float]:

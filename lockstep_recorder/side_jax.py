@@ -17,6 +17,7 @@ import numpy as np
 from lockstep_recorder import tree
 from lockstep_recorder.jax_floats import (
     formats,
+    moved_sums,
     narrow_operations,
     note_formats,
     nothing_narrower,
@@ -179,7 +180,8 @@ class JaxSide(ProgramSide):
         wide = nothing_narrower() if self.wide else contextlib.nullcontext()
         moved = nudged_constants() if self.nudges else contextlib.nullcontext()
         given = jax.tree.map(unwrap, batch, is_leaf=lambda x: isinstance(x, Static))
-        with jax.disable_jit(), self.model.listening(tape), wide, moved:
+        sums = moved_sums() if self.moves_sums else contextlib.nullcontext()
+        with jax.disable_jit(), self.model.listening(tape), wide, moved, sums:
             loss, new = self.model.loss(params, state, given)
         if getattr(loss, "size", 0) != 1:
             shaped = hasattr(loss, "shape")
@@ -219,7 +221,7 @@ class JaxSide(ProgramSide):
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """By the compiled program of these shapes, which is the same whatever is forced."""
-        key = str((jax.tree.map(jnp.shape, batch), self.nudges))
+        key = str((jax.tree.map(jnp.shape, batch), self.nudges, self.moves_sums))
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]

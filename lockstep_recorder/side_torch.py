@@ -18,6 +18,7 @@ from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.torch_changes import Changed
 from lockstep_recorder.torch_modes import (
     Formats,
+    MovedSums,
     Narrowing,
     NothingNarrower,
     Nudged,
@@ -190,7 +191,8 @@ class TorchSide(ProgramSide):
         given = tree.put_together(spec, batch, self._leaf)
         wide = NothingNarrower() if self.wide else nullcontext()
         asks = torch.set_grad_enabled(not self.forward)
-        with wide, without_functional_dropout(self.dropping), self._changed(), asks:
+        moved = MovedSums() if self.moves_sums else nullcontext()
+        with wide, without_functional_dropout(self.dropping), self._changed(), asks, moved:
             loss = self.user.call("loss", self.model, given)
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

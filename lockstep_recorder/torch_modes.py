@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep_recorder.noise import spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.operations_torch import frames
 from lockstep_recorder.written import Written
@@ -67,10 +68,29 @@ class Nudged(TorchDispatchMode):
         return replace_floats(y, moved)
 
 
+class MovedSums(TorchDispatchMode):
+    """Moves sums and means as far as another order of adding moves them, up or down."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        name = str(func).split(".")[1]
+        x: Any = args[0] if args else None
+        if name not in ("sum", "mean") or not x.is_floating_point() or not y.numel():
+            return y
+        n = x.numel() // y.numel()
+        squares = func(x.double() ** 2, *args[1:]) / (n if name == "mean" else 1)
+        return y + (signs_of(y) * squares.sqrt() * spread_of_sum(n)).to(y.dtype)
+
+
+def signs_of(x: torch.Tensor) -> torch.Tensor:
+    """1 or -1 for each element."""
+    signs = 1.0 - 2.0 * (torch.arange(x.numel(), device=x.device) * 7919 % 13 % 2)
+    return signs.reshape(x.shape)
+
+
 def nudged(x: torch.Tensor) -> torch.Tensor:
     """Moved by `ULPS` of float32, each element up or down."""
-    signs = 1.0 - 2.0 * (torch.arange(x.numel(), device=x.device) * 7919 % 13 % 2)
-    return x + (x * signs.reshape(x.shape).to(x.dtype) * (ULPS * 2.0**-23)).to(x.dtype)
+    return x + (x * signs_of(x).to(x.dtype) * (ULPS * 2.0**-23)).to(x.dtype)
 
 
 def is_rounded(x: torch.Tensor) -> bool:

@@ -60,17 +60,19 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
 
     A root of the forward pass has the lines of the place where values part between what its module
     is given and what it gives. Where no place stands there, as inside a program that shows no
-    module, the first root has the first place. A root of the backward pass has the lines that use
-    the value whose gradient is wrong; see `_uses_of`.
+    module, the first root has the first place; another has what first uses a tensor of its module,
+    see `_uses_of_module`. A root of the backward pass has the lines that use the value whose
+    gradient is wrong; see `_uses_of`.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
     """
-    forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"
-               and root.largest.rule != "state"]  # fmt: skip
+    forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
     backward = [root for root in roots if root.direction == "backward"]
     if not (forward or backward):
         return []
+    states = [root for root in forward if root.largest.rule == "state"]
+    forward = [root for root in forward if root not in states]
     if rounded:
         return ["no lines are named: values part at a constant made in float32, too"]
     found = follower.found
@@ -83,8 +85,11 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
         here = next((part for part in parts if part.number in inside), None)
         if here:
             _put(root, here)
-    if parts and not any(root.lines for root in forward):
+    if parts and forward and not any(root.lines for root in forward):
         _put(forward[0], parts[0])
+    for root in [root for root in forward + states if not root.lines]:
+        if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
+            _put(root, used)
     for root in backward:
         if used := _uses_of(root.spots[0], follower, found, places):
             _put(root, used)
@@ -107,6 +112,24 @@ def _uses_of(spot: Spot, follower: Follower, found: Followed, places: "_Places")
         return None
     used = part_at(sides[0], r, sides[1], p)
     return used if used.reference and used.port else None
+
+
+def _uses_of_module(spot: Spot, sides: tuple[SideTape, SideTape]) -> PartedAt | None:
+    """Finds what first uses a tensor of the module on each side, or of the module around that which
+    is given a wrong value: values are paired there, though names say otherwise, such as those of a
+    table that is read in another order. For what the model is given, what first uses the batch."""
+    users = []
+    for side, place in zip(sides, (spot.where, spot.port)):
+        module = place.partition("#")[0]
+        if module == "(root)" and spot.rule == "input":
+            held = {n for n, value in enumerate(side.values) if value.op == "batch"}
+        else:
+            around = module.rpartition(".")[0] if spot.rule in ("state", "input") else module
+            held = {n for name, n in side.numbers.items() if name.startswith(f"{around}.")}
+        users.append(_first_use(side, held))
+    r, p = users
+    used = None if r is None or p is None else part_at(sides[0], r, sides[1], p)
+    return used if used and used.reference and used.port else None
 
 
 def _first_use(side: SideTape, numbers: set[int]) -> int | None:

@@ -281,7 +281,7 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
     largest = max(map(abs, losses), default=0.0)
     for step, (a, b) in enumerate(zip(ours, losses)):
         x, y = np.array([a]), np.array([b])
-        bound = bounds.of("loss", "loss")
+        bound = bounds.of("losses", "losses")
         figure = norm_gap(x, y) * abs(b) / largest if largest else norm_gap(x, y)
         rung.add("loss", f"loss of batch {step}", figure, bound, "loss", x, y)
     _add_gradients(rung, sums, "sum", reference, entries, bounds)

@@ -30,7 +30,7 @@ def compare_as_written(reference: Facts, port: Facts, rung: Stage) -> list[Root]
             roots.append(root)
     if ours["drops_always"] and not theirs["drops"]:
         line = ours["drops_always"][0]
-        root = _root(rung, "dropout", line, 1.0, 0.0)
+        root = _root(Stage(number=rung.number, name=""), "dropout", line, 1.0, 0.0)
         root.entry, root.cause = (
             "dropout",
             f"on in evaluation, too, where the reference has none: {line}",

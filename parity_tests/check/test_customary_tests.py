@@ -118,8 +118,11 @@ def test_who_notices_a_mistake_is_as_the_document_says(
     port = changed(MISTAKES[mistake], tmp_path)
     result = check_inside(trace, port)
     noted = {*result.notes} - {*check_inside(trace, file).notes}
-    ours = f"yes: {result.roots[0].entry or 'its place'}" if result.roots else "no, a note"
-    row = [mistake, *noticed(port, file), ours if result.roots or noted else "no"]
+    ours = "no, a note" if noted else "no"
+    if found := result.roots or result.beside:
+        where = "" if result.roots else ", beside the verdict"
+        ours = f"yes{where}: {found[0].entry or 'its place'}"
+    row = [mistake, *noticed(port, file), ours]
     print(f"\n| {' | '.join(row)} |")
     assert row == row_of(mistake)
 

@@ -63,5 +63,7 @@ def test_dropout_is_off(text: str, call: str, tmp_path: Path) -> None:
         path = tmp_path / f"rate{rate[2]}.py"
         path.write_text((text + REST).replace("RATE", rate).replace("CALL", call))
         with closing(UserProgram(str(path))) as running:
-            losses.append(running.ask("record", steps=1)[0]["loss"])
+            recorded = running.ask("record", steps=1)[0]
+        losses.append(recorded["loss"])
+        assert bool(recorded["written"]["drops"]) == (rate != "0.0")  # as it is written
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)

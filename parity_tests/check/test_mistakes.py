@@ -8,10 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.check import compare, program, recorded, report, trace
 from lockstep.check.compare import Options, compare_programs
+from lockstep.check.program import UserProgram
+from lockstep.check.rungs import Bounds
 from lockstep.check.trace import Trace
 from lockstep.cli import commands
 from lockstep.errors import UserError
@@ -343,6 +346,62 @@ def test_autocast_is_judged_by_its_own_noise(tmp_path: Path) -> None:
         assert (made.about["precision"], made.about["narrowest"]) == ("float32", narrowest)
         assert check_inside(made, path, own=True).verdict == "equal"
     assert check_inside(made, wrong, own=True).verdict == "different"
+
+
+SATURATED = """
+import numpy as np
+
+rows = np.random.default_rng(0).normal(size=(60, 60)).astype("float32")
+
+def batch(step):
+    return np.random.default_rng(step).normal(size=(60, 6))
+
+"""
+SIDES = {
+    "torch": """
+import torch
+
+def build(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(6, 60)
+
+def loss(model, batch):
+    return (torch.tanh(1e6 * model(batch)) * torch.from_numpy(rows)).sum()
+""",
+    "jax": """
+import jax
+import jax.numpy as jnp
+
+def build(seed):
+    return jax.random.normal(jax.random.key(seed), (6, 60))
+
+def loss(model, batch):
+    return (jnp.tanh(1e6 * batch @ model) * rows).sum()
+""",
+}
+
+
+@tier("rest", guard="torch's", where=lambda framework: framework == "jax")
+@pytest.mark.parametrize("framework", SIDES)
+def test_noise_is_that_of_sums_in_another_order_too(framework: str, tmp_path: Path) -> None:
+    """Where weights change nothing: all outputs are 1 or -1. A wrong term is seen all the same."""
+    (tmp_path / "small.py").write_text(SATURATED + SIDES[framework])
+    with closing(UserProgram(str(tmp_path / "small.py"), own_precision=True)) as running:
+        running.record(tmp_path / "trace", 4)
+    made = trace.read(tmp_path / "trace")
+    bound = Bounds(made, made.about["noise"]).of("loss", "loss")
+    rows = np.random.default_rng(0).normal(size=(60, 60)).astype("float32")
+    inputs = made.group("batch/0")
+    weights = made.group("weights/0")
+    kernel = next(x for x in weights.values() if x.ndim == 2)
+    bias = next((x for x in weights.values() if x.ndim == 1), 0.0)
+    (x,) = inputs.values()
+    terms = (np.sign(x @ (kernel.T if framework == "torch" else kernel) + bias) * rows).ravel()
+    draw = np.random.default_rng(1)
+    for order in (np.arange(3600), np.arange(3600)[::-1], *(draw.permutation(3600) for _ in "12")):
+        one_by_one = np.cumsum(terms[order], dtype=np.float32)[-1]
+        assert abs(one_by_one / made.about["loss"] - 1) <= bound
+    assert abs(terms[1:].sum() / terms.sum() - 1) > bound
 
 
 # --- the recorder as one file

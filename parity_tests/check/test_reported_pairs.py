@@ -255,17 +255,18 @@ CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"
 LEFT_ON = CALLED_DROPOUT.replace(", self.training", "")
 
 
-def test_dropout_that_evaluation_leaves_on_is_a_difference(tmp_path: Path) -> None:
+def test_dropout_that_evaluation_leaves_on_stands_beside_the_verdict(tmp_path: Path) -> None:
     """As in a call without `training`; of a side that has some in training nothing is said."""
     on, off = (
         changed(PLAIN, ("torch.tanh(self.first(x))", to)) for to in (LEFT_ON, CALLED_DROPOUT)
     )
     result = check(tmp_path, PLAIN, on)
-    assert [(root.entry, root.where.partition(":")[0]) for root in result.roots] == [
+    assert result.verdict == "equal"
+    assert [(root.entry, root.where.partition(":")[0]) for root in result.beside] == [
         ("dropout", "dropout at port.py")
     ]
-    assert check(tmp_path, PLAIN, off).verdict == "equal"
-    assert check(tmp_path, off, on).verdict == check(tmp_path, on, on).verdict == "equal"
+    for ref, port in ((PLAIN, off), (off, on), (on, on)):
+        assert not check(tmp_path, ref, port).beside
 
 
 ROWS = "torch.tanh(self.first(x)).log_softmax(1)"

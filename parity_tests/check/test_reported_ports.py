@@ -1,5 +1,6 @@
 """Ports in plain JAX, of kinds that people reported, each beside a fault in it."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import pytest
 
 from lockstep.check.check import Result
 from lockstep.check.compare import Options, compare_programs
+from lockstep.check.program import UserProgram
 from parity_tests.tiers import tier
 
 REFERENCE = """
@@ -152,6 +154,39 @@ def test_a_fault_beside_it_is_named(name: str, tmp_path: Path) -> None:
     assert result.verdict == "different"
     first = result.roots[0]
     assert fault.where in first.where and fault.cause in first.cause, (first.name, first.cause)
+
+
+ROWS = """
+import jax
+import numpy as np
+
+
+def build(seed):
+    return jax.random.normal(jax.random.key(seed), (5, 5), "float32")
+
+
+def loss(model, batch):
+    return -jax.nn.log_softmax((batch.astype(PRODUCT) @ model.astype(PRODUCT)).astype(SUM)).mean()
+
+
+def batch(step):
+    return np.random.default_rng(step).normal(size=(4, 5))
+"""
+
+
+@tier("rest", guard="torch's, in test_reported_pairs.py")
+@pytest.mark.parametrize("product", ["float32", "bfloat16"])
+@pytest.mark.parametrize("delicate", ["float32", "bfloat16"])
+def test_formats_of_a_program_in_jax_are_those_that_it_writes(
+    product: str, delicate: str, tmp_path: Path
+) -> None:
+    text = ROWS.replace("PRODUCT", repr(product)).replace("SUM", repr(delicate))
+    (tmp_path / "rows.py").write_text(text)
+    with closing(UserProgram(str(tmp_path / "rows.py"))) as running:
+        told = running.ask("record", steps=1)[0]["written"]
+    dtype, line = told["delicate"]["softmax"]
+    assert (told["products"], dtype) == (product, delicate)
+    assert line.startswith("rows.py:") or (line, delicate) == ("", "float32"), line
 
 
 COUNTING = """
