@@ -150,5 +150,5 @@ def _imports(text: str) -> set[str]:
 def _is_known(name: str) -> bool:
     """Says if a module reads files through Python alone, or is another one of the user's."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    standard = name in sys.stdlib_module_names and name != "ctypes"
+    standard = name in getattr(sys, "stdlib_module_names", ()) and name != "ctypes"  # since 3.10
     return standard or name in KNOWN or bool(file and not _is_installed(file))
