@@ -97,7 +97,7 @@ def _of_calls(
     found = []
     kinds = reference.about["kinds"]
     taps = "tap" in trial.free.calls.kinds.values()
-    if "(root)" in partnerless and taps:
+    if "(root)" in partnerless and taps and "(root)" not in trial.free.calls.kinds:
         found.append('what the model gives is not seen in the port: show it by tap("(root)", y)')
     found += _of_other_sizes(reference, trial, partnerless)
     pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
