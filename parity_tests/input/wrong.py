@@ -280,7 +280,7 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("speed --only snail", ["--only", "snail", "no job"]),
         ("smoke --out half", ["--out", "half", "is a folder"]),
         ("smoke --out notes.md", ["notes.md", "no file of results"]),
-        ("policies --scale huge", ["--scale", "huge", "smoke"]),
+        ("overflow --scale huge", ["--scale", "huge", "smoke"]),
         ("smoke --no", ["--no", "unknown"]),
     ],
     "benchmarks.report": [
