@@ -66,7 +66,7 @@ from lockstep.monitor import history
 from lockstep.parity import case
 from lockstep.plan import roofline
 from lockstep.run import directory, runlog
-from lockstep.train import memory, nonfinite, sampling, track
+from lockstep.train import loss_scale, memory, nonfinite, sampling, track
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import BatchTrace, StepResult
 from lockstep.weights import about, adapters, export, forward, llmc, onnx_export
@@ -264,6 +264,13 @@ INITIAL: list[tuple[Any, ...]] = [
         lambda x, name, _: x / 2 if name.startswith("position") else x)),
     ("weights-begin-rounded", "values", change_initial(
         lambda x, name, _: x.astype(jnp.bfloat16)), "tiny"),
+    ("adapters-of-seed-0-beside-given-weights", "seeds_of_adapters", wrap(
+        params, "initial", lambda right, model, seed, given=None: right(
+            model, 0 if given else seed, given))),
+    ("adapters-of-zeros-beside-given-weights", "seeds_of_adapters", wrap(
+        params, "initial", lambda right, model, seed, given=None: {
+            name: x * 0 if given and "lora" in name else x
+            for name, x in right(model, seed, given).items()})),
     ("adapters-a-third-as-wide", "peft", change_initial(
         lambda x, name, _: x * 3**-0.5 if name.endswith("lora_a") else x)),
     ("llm-c-s-positions-all-read", "llm_c", put(
@@ -402,6 +409,11 @@ SCHEDULE: list[tuple[Any, ...]] = [
     ("tokens-restart-on-resume", "resumed_run", change_rows_written(lambda loop, row: {
         "tokens": row["tokens"] * (row["step"] - loop.first) // row["step"]})),
     ("rows-lost-on-resume", "resumed_run", put(runlog, "up_to", lambda path, step: [])),
+    ("scale-of-any-step-before", "scale_begins", wrap(
+        loss_scale, "carry", lambda right, state, config, rows: right(
+            state, config, [row | {"step": state.step} for row in rows]))),
+    ("scale-that-fell-begins-anew", "scale_begins", wrap(
+        loss_scale, "carry", lambda right, state, config, rows: right(state, config, []))),
 ]  # fmt: skip
 
 
@@ -1035,6 +1047,12 @@ ATTENTION: list[tuple[Any, ...]] = [
         q=lambda given: given["q"] * given["q"].shape[-1] ** -0.5), "jax", "cudnn", "plain"),
     ("cudnn-s-heads-take-turns", "attention", change_kernel(
         q=lambda given: given["q"][:, :, ::-1]), "jax", "cudnn", "packed"),
+    ("flash-heads-take-turns", "attention", put(
+        jax_impl.extra.attention, "repeat_heads", lambda x, heads: jnp.tile(
+            x, (1, 1, heads // x.shape[2], 1))), "jax", "flash", "plain"),
+    ("flash-scales-by-all-heads", "attention", wrap(
+        jax_impl.extra.attention, "flash_attention", lambda right, q, k, v, **how: right(
+            q * q.shape[2] ** -0.5, k, v, **how)), "jax", "flash", "plain"),
 ]  # fmt: skip
 
 # --- the judge

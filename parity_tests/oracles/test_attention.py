@@ -19,49 +19,59 @@ from lockstep.data.batch import Batch
 from lockstep.judge.compare import norm_gap
 from parity_tests.oracles import Call, checks
 
-ROWS, T, HEADS, GROUPS, K = 2, 136, 4, 2, 6  # long enough for two blocks of queries
+ROWS, HEADS, GROUPS = 2, 4, 2
+SIZES = 136, 6  # T and K: long enough for two blocks of queries
+OF_KERNEL = 128, 16  # which the float32 kernel takes
 POLICY = make_policy(resolve("fp32"))
-FORMS = {"jax": ("reference", "blocks", "cudnn"), "torch": ("reference", "blocks", "sdpa")}
+FORMS = {"jax": ("reference", "blocks", "cudnn", "flash"), "torch": ("reference", "blocks", "sdpa")}
 
 
-def operands(rows: str) -> tuple[list[np.ndarray], Batch]:
+def operands(rows: str, t: int, k: int) -> tuple[list[np.ndarray], Batch]:
     """Queries, keys and values, and documents of uneven lengths, padding among them."""
     random = np.random.default_rng(4)
     heads = (HEADS, GROUPS, GROUPS)
-    qkv = [random.normal(size=(ROWS, T, h, K)).astype(np.float32) for h in heads]
-    cuts = np.sort(random.integers(T, size=(ROWS, 3)), axis=1)
-    segments = (np.arange(T) >= cuts[..., None]).sum(1).astype(np.int32)
-    tokens = np.zeros((ROWS, T), np.int32)
+    qkv = [random.normal(size=(ROWS, t, h, k)).astype(np.float32) for h in heads]
+    cuts = np.sort(random.integers(t, size=(ROWS, 3)), axis=1)
+    segments = (np.arange(t) >= cuts[..., None]).sum(1).astype(np.int32)
+    tokens = np.zeros((ROWS, t), np.int32)
     return qkv, Batch(tokens, tokens, None, segments if rows == "packed" else None)
 
 
 def attend_by_hand(qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
     q, k, v = qkv
-    seen = np.arange(T)[:, None] >= np.arange(T)
-    made = np.zeros(q.shape)
+    (_, t, _, d_head), made = q.shape, np.zeros(q.shape)
+    seen = np.arange(t)[:, None] >= np.arange(t)
     for row in range(ROWS):
-        same = np.ones((T, T), bool)
+        same = np.ones((t, t), bool)
         if batch.segments is not None:
             same = batch.segments[row][:, None] == batch.segments[row]
         for head in range(HEADS):
             group = head // (HEADS // GROUPS)  # neighbours share keys
-            scores = q[row, :, head].astype(float) @ k[row, :, group].T / np.sqrt(K)
+            scores = q[row, :, head].astype(float) @ k[row, :, group].T / np.sqrt(d_head)
             weights = np.where(seen & same, np.exp(scores), 0)
             made[row, :, head] = weights / weights.sum(1, keepdims=True) @ v[row, :, group]
     return made
 
 
+def refuse(*given: Any) -> None:
+    raise AssertionError("the kernel does not take these sizes")
+
+
 def run_jax(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
-    """XLA's attention stands where cuDNN's would, under the same arguments."""
+    """XLA's attention stands where cuDNN's would, under the same arguments; the kernel in Triton is
+    interpreted."""
     ours = jax_impl.extra.attention
     places = jax_impl.extra.packed.make_places(batch.map_arrays(jnp.asarray))
     forms: dict[str, Any] = {
         "reference": partial(jax_impl.model.attend, policy=POLICY),
         "blocks": partial(ours.attend_in_blocks, policy=POLICY, blocks=2, keep=True),
         "cudnn": partial(ours.attend_fused, policy=POLICY),
+        "flash": partial(ours.attend_flash, policy=POLICY, otherwise=refuse),
     }
+    interpreted = partial(ours.flash_attention, interpret=True)
     kernel = partial(jax.nn.dot_product_attention, implementation="xla")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "flash_attention", interpreted)
         patch.setattr(
             jax_impl.extra.attention.jax.nn,
             "dot_product_attention",
@@ -83,7 +93,7 @@ def run_torch(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
 
 def check_attention(framework: str, form: str, rows: str) -> None:
     """Grouped queries see what comes before them, and of packed rows their own document alone."""
-    qkv, batch = operands(rows)
+    qkv, batch = operands(rows, *(OF_KERNEL if form == "flash" else SIZES))
     found = (run_jax if framework == "jax" else run_torch)(form, qkv, batch)
     assert norm_gap(found, attend_by_hand(qkv, batch)) < 1e-5
 
@@ -91,6 +101,7 @@ def check_attention(framework: str, form: str, rows: str) -> None:
 @checks(*(
     (check_attention, framework, form, rows)
     for framework, forms in FORMS.items() for form in forms for rows in ("plain", "packed")
+    if (form, rows) != ("flash", "packed")
 ))  # fmt: skip
 def test_it_is_numpy_s(check: Call, call: Call) -> None:
     call(check)

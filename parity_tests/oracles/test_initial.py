@@ -103,6 +103,21 @@ def check_seeds() -> None:
     assert all(np.array_equal(zero[name], x) for name, x in again.items())
 
 
+def check_seeds_of_adapters() -> None:
+    """Beside given weights, adapters are those of the run's seed: the same as without, and others
+    under another seed."""
+    for seed in (0, 1, 7):
+        config = config_of("lora", seed=seed)
+        drawn = initial_state(config).params
+        base = {name: x + 1 for name, x in drawn.items() if "lora" not in name}
+        begun = initial_state(config, base).params
+        assert all(np.array_equal(begun[name], x) for name, x in base.items())
+        adapters = {name for name in drawn if name.endswith("lora_a")}
+        assert len(adapters) == 3 * 5
+        assert all(np.array_equal(begun[name], drawn[name]) for name in adapters)
+        assert all(drawn[name].std() > 0 for name in adapters)
+
+
 def check_a_twin_starts_so(framework: str) -> None:
     """A run of a seed begins with these weights, and a larger model keeps what it shares."""
     config = config_of("tiny", seed=1, policy="fp32")
@@ -192,7 +207,8 @@ def check_trained(model: str, patterns: str) -> None:
 @checks(
     (check_llm_c, "12"), (check_llm_c, "7"), *((check_trained, *which) for which in FREEZE),
     *((check_values, model) for model in MODELS), (check_transformers,), (check_peft,),
-    (check_seeds,), *((check_a_twin_starts_so, framework) for framework in FRAMEWORKS),
+    (check_seeds,), (check_seeds_of_adapters,),
+    *((check_a_twin_starts_so, framework) for framework in FRAMEWORKS),
     *((check_decay, "torch", *which) for which in DECAYING), (check_decay, "jax", "lora"),
 )  # fmt: skip
 def test_it_begins_and_decays_as_it_should(check: Call, call: Call) -> None:

@@ -17,6 +17,7 @@ from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint
+from lockstep.train import loss_scale
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
@@ -227,12 +228,28 @@ def check_resumed_on_a_mesh(folder: Path) -> None:
     assert [row["tokens"] for row in fake_runs.rows()] == [8 * 2 * 8 * n for n in range(1, 10)]
 
 
+def check_scale_begins() -> None:
+    """float16 begins at GradScaler's 65,536 after steps that had no scale, whatever came before
+    them; a scale that fell to 1 in the last step goes on."""
+    config = from_flags({"model": "tiny", "policy": "fp16"}, accelerator=False)
+    state = replace(initial_state(config), step=6, loss_scale=1.0, good_steps=0)
+
+    def carried(scales: list[float], *, skipped: bool) -> float:
+        rows = [{"kind": "train", "step": step, "loss_scale": scale, "skipped": False}
+                for step, scale in enumerate(scales, start=1)]  # fmt: skip
+        rows[-1]["skipped"] = skipped
+        return loss_scale.carry(state, config, rows).loss_scale
+
+    assert carried([65536, 32768, 32768, 1, 1, 1], skipped=False) == 65536
+    assert carried([1, 1, 1, 8, 4, 2], skipped=True) == 1
+
+
 @checks(
     (check_table,), *((check_steps, framework) for framework in FRAMEWORKS),
     *((check_clip, framework, policy) for framework in FRAMEWORKS for policy in ("bf16", "fp16")),
     *((check_resumed_after_skips, framework) for framework in FRAMEWORKS), (check_resumed_run,),
     (check_resumed_on_a_mesh,),
-    (check_defaults,),
+    (check_defaults,), (check_scale_begins,),
 )  # fmt: skip
 def test_it_is_the_hand_s(check: Call, call: Call) -> None:
     call(check)
