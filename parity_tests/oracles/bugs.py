@@ -994,6 +994,10 @@ MESH: list[tuple[Any, ...]] = [
         torch_ref.extra.mesh.mesh, "OwnRowsDropout", RowsOfTheFirst), "strict"),
     ("devices-count-alone", "mean_count", put(
         torch_ref.extra.mesh.mesh.OnMesh, "mean_count", torch_ref.step.Trainer.mean_count)),
+    ("a-device-without-targets-counts-one", "mean_count", put(
+        torch_ref.extra.mesh.mesh.OnMesh, "mean_count", lambda self, window: (
+            torch_ref.extra.mesh.mesh.mean(torch_ref.loss.share_count(
+                torch_ref.loss.count_targets(window), window), self.mesh)))),
     ("devices-draw-other-rows", "whole_mask", wrap(
         torch_ref.extra.mesh.mesh, "bernoulli", lambda right, *given: right(
             *given[:-1], given[-1] + 1))),

@@ -68,17 +68,26 @@ def check_whole_mask() -> None:
 
 def check_mean_count() -> None:
     """A sum of losses is divided by the mean number that counts, of all devices and micro-batches:
-    here 30 of 3 micro-batches on two devices, of which the first has 6."""
-    counts = torch.zeros(3, 2, 8, dtype=torch.bool)
-    counts[:, 0, :2], counts[:, 1] = True, True
+    here 30 of 3 micro-batches on two devices, of which the first has 6; and 24, of which it has
+    none."""
     trainer: Any = OneOfSeveral("strict")
     trainer.mesh = SimpleNamespace(size=partial(int, 2))
-    with pytest.MonkeyPatch.context() as patch:
-        add_up = SimpleNamespace(all_reduce=lambda x: x.copy_(counts.sum()))
-        patch.setattr(torch_ref.extra.mesh.mesh, "dist", add_up)
-        for row in range(2):
-            own = counts[:, row : row + 1]
-            assert trainer.mean_count(Batch(own, own, own)) == 30 / 2 / 3
+    handed: list[torch.Tensor] = []
+    hand_in = SimpleNamespace(all_reduce=lambda x: handed.append(x.clone()))
+    add_up = SimpleNamespace(all_reduce=lambda x: x.copy_(sum(handed)))
+    for first in (2, 0):
+        counts = torch.zeros(3, 2, 8, dtype=torch.bool)
+        counts[:, 0, :first], counts[:, 1] = True, True
+        devices = [Batch(own, own, own) for own in counts.split(1, dim=1)]
+        handed.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch_ref.extra.mesh.mesh, "dist", hand_in)
+            for window in devices:
+                trainer.mean_count(window)
+            patch.setattr(torch_ref.extra.mesh.mesh, "dist", add_up)
+            assert len(handed) == 2
+            for window in devices:
+                assert trainer.mean_count(window) == counts.sum() / 2 / 3
 
 
 class Part:
