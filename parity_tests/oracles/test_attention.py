@@ -70,7 +70,8 @@ def run_jax(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
     }
     interpreted = partial(ours.flash_attention, interpret=True)
     kernel = partial(jax.nn.dot_product_attention, implementation="xla")
-    with pytest.MonkeyPatch.context() as patch:
+    # Interpreted, JAX's kernel divides int32 by what is int64 otherwise.
+    with jax.enable_x64(False), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ours, "flash_attention", interpreted)
         patch.setattr(
             jax_impl.extra.attention.jax.nn,

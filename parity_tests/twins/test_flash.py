@@ -1,5 +1,6 @@
 """The float32 kernel of a GPU, interpreted on a CPU: it is attention written out."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,6 +17,13 @@ from lockstep.model.attention import AttentionChoice, has_flash
 
 ONE_ULP = 2.0**-23
 POLICY = make_policy(POLICIES["fp32"])
+
+
+@pytest.fixture(autouse=True)
+def _without_int64() -> Iterator[None]:
+    """Interpreted, JAX's kernel divides int32 by what is int64 otherwise."""
+    with jax.enable_x64(False):
+        yield
 
 
 @pytest.mark.parametrize("d_head", [16, 96], ids=["narrow", "wide"])
