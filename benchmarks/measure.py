@@ -75,7 +75,7 @@ def take(runner: Runner, windows: list[Any]) -> list[StepResult]:
 
 
 def throughput(config: Config, seconds: list[float], device: str) -> Result:
-    """Of the median window: tokens/s with their quartiles, and MFU where the peak is known."""
+    """Gives tokens/s of the median window with quartiles, and MFU where the peak is known."""
     rates = [tokens_per_step(config) / s for s in seconds]
     # "inclusive": no quartile beyond what was seen
     several = len(rates) > 1
@@ -90,7 +90,7 @@ def tokens_per_step(config: Config) -> int:
 
 
 def outcome(results: list[StepResult]) -> Result:
-    """What was computed, for a faster cell that computes something else is void."""
+    """Says what was computed, for a faster cell that computes something else is void."""
     return {
         "losses": [result.loss for result in results], "final_loss": results[-1].loss,
         "skipped": sum(result.skipped for result in results),
@@ -99,7 +99,7 @@ def outcome(results: list[StepResult]) -> Result:
 
 
 def account(runner: Runner, config: Config) -> int | None:
-    """What the framework itself says one step needs beside its state; the peers do not say."""
+    """Asks the framework what one step needs beside its state; the peers do not say."""
     step_bytes = getattr(runner, "step_bytes", None)
     return step_bytes(GPT.window(config, 0)) if step_bytes else None
 
@@ -116,7 +116,7 @@ def reserved_bytes() -> int | None:
 
 
 def about(cell: Cell) -> Result:
-    """What the row of a cell says of it, measured or not."""
+    """Says of a cell what its row has, measured or not."""
     return {"cell": vars(cell), "config": cell.config.to_json()}
 
 

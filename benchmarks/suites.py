@@ -88,7 +88,7 @@ def cpu(device: str) -> list[Job]:
 
 
 def drift(device: str) -> list[Job]:
-    """As many steps as on a GPU: what the bound on final losses is made from."""
+    """Takes as many steps as on a GPU: what the bound on final losses is made from."""
     long = {"device": device, "warmup": 5, "windows": 8, "steps": 5}
     rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
     return rounds(cells("frameworks", ("jax", "torch", *PEERS), rows, **long))

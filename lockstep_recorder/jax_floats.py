@@ -42,7 +42,7 @@ def rounded_values(jaxpr: Any) -> Iterator[str]:
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """Those of inner programs too."""
+    """Yields the equations of a program, those of inner programs too."""
     for eqn in jaxpr.eqns:
         yield eqn
         for value in eqn.params.values():
@@ -75,7 +75,7 @@ def formats(jaxpr: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def nothing_narrower(formats: tuple[str, ...] = NARROWER) -> Iterator[None]:
-    """What would make a narrower float of a float64 makes a float64, however it is written.
+    """Keeps float64 where a program would make a narrower float of it, however it is written.
 
     Args:
         formats: those for which this holds.

@@ -84,7 +84,7 @@ class Model:
         return jax.tree_util.tree_map_with_path(leaf, tree)
 
     def given(self, params: Any) -> Any:
-        """What the user's functions get."""
+        """The arguments that the user's functions get."""
         return jax.tree.map(lambda c, x: x if c is None else c, self.constants, params,
                             is_leaf=lambda c: c is None)  # fmt: skip
 

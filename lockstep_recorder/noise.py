@@ -87,5 +87,5 @@ def largest_gaps(plain: Arrays, runs: Iterable[Arrays]) -> dict[str, float]:
 
 
 def narrowest_of(formats: Iterable[str]) -> str:
-    """Of the formats of a program's values; float32 where none is known."""
+    """Chooses among the formats of a program's values; float32 where none is known."""
     return max((name for name in formats if name in ULPS), key=ULPS.__getitem__, default="float32")

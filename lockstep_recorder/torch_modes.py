@@ -1,4 +1,4 @@
-"""What is changed or watched in torch while a program runs: float formats, dropout, nests."""
+"""Changes and watches torch while a program runs: float formats, dropout, nests."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Formats(TorchDispatchMode):
 
 
 class NothingNarrower(TorchFunctionMode):
-    """What would make a narrower float makes a float64, however it is written."""
+    """Keeps float64 where a program would make a narrower float, however it is written."""
 
     WIDER = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
     WIDER |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)

@@ -45,7 +45,7 @@ def put_together(
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """What is complex as pairs of reals, the last axis."""
+    """Turns complex numbers into pairs of reals, the last axis."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().resolve_conj()
         x = (x.double() if x.dtype.is_floating_point else x).numpy().copy()

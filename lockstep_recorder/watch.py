@@ -1,4 +1,4 @@
-"""What a recording depends on: files and folders by their content, and what cannot be seen."""
+"""Watches what a recording depends on: files and folders by content, and what cannot be seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program does as it is written and a run in float64 leaves out: narrow formats, dropout."""
+"""Finds what a run in float64 leaves out of a program as written: narrow formats, dropout."""
 
 from __future__ import annotations
 

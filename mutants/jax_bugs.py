@@ -79,7 +79,7 @@ def look_at_head(right: Callable, self: Any, measure: Callable, tensors: Any) ->
 
 
 def clip_unless_half(right: Callable, self: step.Trainer, config: Any, *rest: Any) -> None:
-    """As if half precision clipped nothing."""
+    """Clips nothing in half precision."""
     half = config.precision.roles.compute in ("bfloat16", "float16")
     right(self, config.replace(clip=1e9) if half else config, *rest)
 
@@ -127,7 +127,7 @@ def logits(self: step.Trainer, state: Any, batch: Batch) -> jax.Array:
 
 
 def keep_in_compute(right: Callable, layer: Callable, remat: str) -> Callable:
-    """What a block keeps is its input in the compute dtype."""
+    """Keeps a block's input in the compute dtype."""
 
     def run(block: Any, index: Any, x: jax.Array) -> jax.Array:
         return right(layer, remat)(block, index, x.astype(jnp.bfloat16).astype(x.dtype))
@@ -139,7 +139,7 @@ def keep_in_compute(right: Callable, layer: Callable, remat: str) -> Callable:
 
 
 def sum_own_rows(right: Callable, product: Callable) -> Callable:
-    """Of a weight that is shared, each device's part gets the gradient of its own rows alone."""
+    """Gives each device's part of a shared weight the gradient of its own rows alone."""
     whole = right(product)
 
     def run(x: jax.Array, weight: jax.Array, bias: Any) -> jax.Array:
@@ -230,7 +230,7 @@ def drop_last_chunk(
 
 
 def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> jax.Array:
-    """As where it is made for the tokens, and then taken for the targets."""
+    """Takes for the targets what is made for the tokens."""
     if batch.counts is not None:
         every = jnp.where(batch.counts, batch.targets, jnp.roll(batch.tokens, -1, -1))
         batch = batch._replace(targets=every, counts=jnp.roll(batch.counts, 1, -1))
@@ -238,7 +238,7 @@ def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any
 
 
 def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
-    """What is known of a batch's segments, less some of it."""
+    """Leaves out some of what is known of a batch's segments."""
     return wrap(Segments, "of", lambda right, segments: change(right(segments)))
 
 

@@ -1,4 +1,4 @@
-"""What a mutant does to its twin. Each function here returns one that does it, when it is called.
+"""Changes that a mutant makes to its twin. Each function here returns one that makes it.
 
 A stage of the step is a method of `step.Trainer`; a graded mutant is called with its size.
 """

@@ -68,7 +68,7 @@ def with_rope(**changed: float) -> Plant:
 
 
 def with_norm_eps(eps: float) -> Plant:
-    """Of all norms."""
+    """Gives all norms this epsilon."""
 
     def wrong(
         right: Callable, self: Any, config: Any, parts: Any, size: float = eps, **rest: str
@@ -235,7 +235,7 @@ def head_of_one_chunk(
 
 
 def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> Tensor:
-    """As where it is made for the tokens, and then taken for the targets."""
+    """Takes for the targets what is made for the tokens."""
     if batch.counts is not None:
         every = torch.where(batch.counts, batch.targets, batch.tokens.roll(-1, -1))
         batch = batch._replace(targets=every, counts=batch.counts.roll(1, -1))

@@ -72,7 +72,7 @@ def train_seeds(arm: Arm) -> Result:
 
 
 def train_to_nearest(arm: Arm) -> Result:
-    """As `train_seeds`, with nvfp4's gradients rounded to the nearest number, not at random."""
+    """Trains as `train_seeds` does, but rounds nvfp4's gradients to the nearest number."""
     assert not {"jax_impl.extra.formats.products", "torch_ref.extra.formats.products"} & set(
         sys.modules
     )  # they read it once
@@ -89,7 +89,7 @@ def train_on(framework: str, config: Config, state: TrainState, steps: int) -> T
 
 
 def measure_flushed(arm: Arm) -> Result:
-    """Of the initial weights, and of those after the arm's steps under fp32."""
+    """Measures what is flushed in the initial weights, and after the arm's steps under fp32."""
     config = arm.config
     begun = initial_state(config)
     end = train_on(arm.framework, config.replace(policy="fp32"), begun, arm.steps)
@@ -97,7 +97,7 @@ def measure_flushed(arm: Arm) -> Result:
 
 
 def flushed_shares(arm: Arm, state: TrainState) -> Result:
-    """Of the gradient elements that are not zero in float64, those that are zero.
+    """Counts the zeros among the gradient elements that are not zero in float64.
 
     `scale` is the largest power of two under which every float16 gradient is finite.
     """
@@ -181,7 +181,7 @@ def updates(arm: Arm) -> Result:
 
 
 def unmoved_share(before: TrainState, after: TrainState) -> float:
-    """Of the weights that had a gradient."""
+    """Returns the share of weights that did not move, of those that had a gradient."""
     same = moving = 0
     for name, weight in after.params.items():
         has_gradient = after.mu[name] != 0

@@ -1,4 +1,4 @@
-"""What the two Hugging Face peers have in common: refusals, numerics, batches, what is reported."""
+"""The parts that the two Hugging Face peers share: refusals, numerics, batches, reports."""
 
 import os
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def check(config: Config) -> None:
 
 
 def find_device(asked: str) -> torch.device:
-    """As `on_torch.find_device`; raises UserError, too, if it would be several."""
+    """Finds the device as `on_torch.find_device` does; refuses several, too."""
     device, count = on_torch.find_device(asked), torch.cuda.device_count()
     remedy = f"transformers' Trainer takes all {count} GPUs; let CUDA_VISIBLE_DEVICES show one"
     require(device.type == "cpu" or count == 1, "--device", asked, remedy)
@@ -125,7 +125,7 @@ _holder: object = None
 
 
 class Record:
-    """What one optimizer step tells on its way: Hugging Face's own logs are rounded or late."""
+    """The figures of one optimizer step: Hugging Face's own logs are rounded or late."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator

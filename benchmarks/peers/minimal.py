@@ -1,4 +1,4 @@
-"""What the runners of examples/minimal share: what is refused, and the files' own options."""
+"""The parts that runners of examples/minimal share: refusals, and the files' own options."""
 
 from typing import Any
 

@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def layer(self) -> int | None:
-        """Of a stack."""
+        """The number of a layer in a stack; None outside of one."""
         return next((cut.start for cut in self.cuts if cut.index and not cut.axis), None)
 
     def shape(self, shapes: dict[str, Shape]) -> Shape:
@@ -109,7 +109,7 @@ def fitting_permutations(reference: Shape, port: Shape) -> list[Shape]:
 
 
 def _regroups(a: Shape, b: Shape) -> bool:
-    """Whether one comes of the other by splitting or merging neighbouring axes, none of both."""
+    """Says if one comes of the other by splitting or merging neighbouring axes, none of both."""
     if len(a) == len(b):
         return a == b
     longer, shorter = (a, b) if len(a) > len(b) else (b, a)

@@ -1,4 +1,4 @@
-"""What two programs do otherwise as they are written, which their runs in float64 leave out."""
+"""Differences of two programs as they are written, which their runs in float64 leave out."""
 
 from typing import Any
 
