@@ -14,7 +14,6 @@ from lockstep.judge.tolerances import Tolerance
 from lockstep.process import ROOT
 from lockstep.train import autotune
 from parity_tests.benchmarks.test_run import QUICK
-from parity_tests.tiers import tier
 
 
 def cell(contender: str = "torch", **flags: Any) -> cells.Cell:
@@ -132,10 +131,3 @@ def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> N
     cell = f"{row['speed']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
     short = "" if holds else ", **falls short**"
     assert beside.splitlines()[2:] == [f"| x | {cell}{short} |  | 0.97 |", f"| y |  | {cell} |  |"]
-
-
-@tier("rest", guard="the intervals, of given times")
-def test_a_racer_answers_with_seconds() -> None:
-    racer = speed.Racer("torch", "fp32", cells.SMALL | {"n_layer": 1, "d_model": 24, "context": 8})
-    assert racer.turn() > 0
-    assert racer.close() == 0

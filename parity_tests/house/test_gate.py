@@ -5,39 +5,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.errors import UserError
 from lockstep.process import ROOT
 from parity_tests import gate
 from parity_tests.gate import CONFIGS, Record, differences, lost_bugs
 from parity_tests.tiers import tier
 
 
-def record(**changes: float) -> Record:
+def record() -> Record:
     weights = np.arange(1, 5, dtype=np.float64)
-    return Record({"train 1 loss": 2.0} | changes, {"weights/embed.weight": weights})
-
-
-def test_equal_bits_are_no_difference() -> None:
-    assert not [*differences(record(), record())]
+    return Record({"train 1 loss": 2.0}, {"weights/embed.weight": weights})
 
 
 @pytest.mark.parametrize(("factor", "rounding", "seen"), [
-    (1 + 2**-52, 0.0, True), (1 + 2**-52, 1e-14, False), (1 + 1e-12, 1e-14, True),
-    (np.nan, 1e-14, True), (-1.0, 1e-14, True),
+    (1.0, 0.0, False), (1 + 2**-52, 0.0, True), (1 + 2**-52, 1e-14, False),
+    (1 + 1e-12, 1e-14, True), (np.nan, 1e-14, True), (-1.0, 1e-14, True),
 ])  # fmt: skip
 def test_a_changed_tensor_is_seen(factor: float, rounding: float, seen: bool) -> None:
     changed = record()
     changed.tensors["weights/embed.weight"] = record().tensors["weights/embed.weight"] * factor
     assert bool([*differences(record(), changed, rounding)]) == seen
-
-
-def test_a_changed_number_dtype_or_name_is_seen() -> None:
-    narrow = record()
-    narrow.tensors["weights/embed.weight"] = narrow.tensors["weights/embed.weight"].astype("f4")
-    assert [*differences(record(), narrow, 1e-14)]
-    assert [*differences(record(), record(**{"train 1 loss": 2.0 + 2**-51}))]
-    assert [*differences(record(), record(**{"train 2 loss": 1.0}), 1e-14)]
-    assert [*differences(record(**{"train 2 loss": 1.0}), record(), 1e-14)]
 
 
 def test_a_lost_bug_is_seen() -> None:
@@ -60,8 +46,3 @@ def test_a_run_with_another_rate_is_seen(tmp_path: Path) -> None:
     assert first.digest() == again.digest() != other.digest()
     assert any("loss" in line for line in differences(first, other, 1e-14))
     assert any("weights/" in line for line in differences(first, other, 1e-14))
-
-
-def test_an_unknown_commit_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no-such-commit"):
-        gate.check_out("no-such-commit", tmp_path)

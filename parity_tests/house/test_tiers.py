@@ -46,12 +46,6 @@ def test_a_command_runs_its_tiers(options: dict[str, bool], left: list[int]) -> 
     assert chosen == [items[i] for i in left]
 
 
-def test_a_test_that_is_named_runs_in_any_tier() -> None:
-    items = [case("fp32")]
-    tiers.select(config("parity_tests/test_it.py::test_it"), items)
-    assert len(items) == 1
-
-
 @pytest.mark.parametrize(
     ("mark", "said"),
     [
@@ -67,12 +61,3 @@ def test_a_test_that_is_named_runs_in_any_tier() -> None:
 def test_a_wrong_mark_stops_the_suite(mark: pytest.MarkDecorator, said: str) -> None:
     with pytest.raises(pytest.UsageError, match=said):
         tiers.select(config("parity_tests"), [item(mark, policy="fp64")])
-
-
-def test_a_mark_that_another_hides_matches_nothing() -> None:
-    hidden, hiding = tier("rest", guard="float64"), tier("full", guard="tiny")
-    assert tiers.idle([item(hidden, hiding)]) == ["room/test_it: rest (float64)"]
-    assert tiers.idle([item(hidden, hiding), item(hidden, name="test_more")]) == []
-
-
-# --- the programs that are kept
