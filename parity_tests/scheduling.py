@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 from lockstep.parity.catalogue import BY_NAME
 
 # What they start or compile once a module would be started on each worker.
-OWN_SIDES = re.compile(r"/test_(second_pair|peers_\w+|oracle|reference_models|side)\.py::")
+OWN_SIDES = re.compile(r"/test_(second_pair|peers_\w+|reference_models|side)\.py::")
 
 
 class ByPrograms(LoadScopeScheduling):

@@ -15,7 +15,7 @@ from lockstep.config import ModelConfig
 from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
 from lockstep.exits import DONE, MISTAKE
-from lockstep.judge.tolerances import NORM
+from lockstep.judge.tolerances import CURVE, NORM
 from lockstep.model.state import initial_state
 from lockstep.weights import init
 from lockstep.weights.init import open_source
@@ -35,10 +35,9 @@ def net_of(**flags: Any) -> Any:
     return net
 
 
-def linear_weights(net: Any, kind: str = "data") -> dict[str, torch.Tensor]:
-    """transformers' GPT-2 by nanoGPT's names, which are the same, in nn.Linear's layout; or its
-    gradients, kind `grad`."""
-    named = {name: getattr(p, kind).clone() for name, p in net.named_parameters()}
+def linear_weights(net: Any) -> dict[str, torch.Tensor]:
+    """transformers' GPT-2 by nanoGPT's names, which are the same, in nn.Linear's layout."""
+    named = {name: p.data.clone() for name, p in net.named_parameters()}
     return {n: p.T.contiguous() if n.endswith(CONV1D) else p for n, p in named.items()}
 
 
@@ -55,13 +54,7 @@ def write_ckpt(path: Path, net: Any, **changes: Any) -> Path:
 def write_bin(path: Path, net: Any, dtype: torch.dtype, padded: int = 56) -> Path:
     header = np.zeros(256, np.int32)
     header[:8] = [20240326, {torch.float32: 3, torch.bfloat16: 5}[dtype], 12, 50, 2, 2, 24, padded]
-    with path.open("wb") as file:
-        file.write(header.tobytes())
-        write_ordered(file, linear_weights(net), dtype, padded)
-    return path
-
-
-def write_ordered(file: Any, weights: Any, dtype: torch.dtype, padded: int = 56) -> None:
+    weights = linear_weights(net)
     order = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
     wte = torch.nn.functional.pad(weights["transformer.wte.weight"], (0, 0, 0, padded - 50))
     parts = [wte, weights["transformer.wpe.weight"]]
@@ -69,8 +62,11 @@ def write_ordered(file: Any, weights: Any, dtype: torch.dtype, padded: int = 56)
         for kind in ("weight", "bias"):
             parts += [weights[f"transformer.h.{i}.{part}.{kind}"] for i in range(2)]
     parts += [weights[f"transformer.ln_f.{kind}"] for kind in ("weight", "bias")]
-    for tensor in parts:
-        file.write(tensor.to(dtype).view(torch.uint8).numpy().tobytes())
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        for tensor in parts:
+            file.write(tensor.to(dtype).view(torch.uint8).numpy().tobytes())
+    return path
 
 
 def assert_same_logits(path: Path, net: Any) -> None:
@@ -110,6 +106,35 @@ def test_llm_c_computes_what_it_computed(dtype: torch.dtype, tmp_path: Path) -> 
     model = open_source(str(path)).model
     assert (model.vocab, model.d_vocab, model.context) == (50, 56, 12)
     assert_same_logits(path, net.to(dtype))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_llm_c_trains_as_its_train_gpt2_py(framework: str, tmp_path: Path) -> None:
+    """That is torch's AdamW on one batch, clipped, for transformers' GPT-2: ten losses and the
+    gradient of each tensor in float64. Padding has no gradient."""
+    net = net_of()
+    config = config_of(write_bin(tmp_path / "model.bin", net, torch.float32), policy="fp64")
+    config = config.replace(steps=10, lr=1e-4, min_lr=1e-4, warmup=0, weight_decay=0.0, clip=1.0)
+    twin = start(framework, config, initial_state(config, init.weights(config)))
+    drawn = np.random.Generator(np.random.Philox(3)).integers(50, size=(2, 13), dtype=np.int32)
+    batch = split_tokens(drawn)
+    found = hf_model.translate(config.model, twin.loss_and_grads(batch)[1])
+    tokens, targets = (torch.from_numpy(x).long() for x in batch[:2])
+    net = net.double()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-4, (0.9, 0.95), weight_decay=0.0)
+    for step in range(10):
+        optimizer.zero_grad()
+        logits = net(tokens).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, targets.flatten())
+        loss.backward()
+        for name, parameter in net.named_parameters() if step == 0 else ():
+            grad = found[name]
+            assert norm_gap(grad[: len(parameter)], parameter.grad.numpy()) < NORM.bound, name
+            assert not grad[len(parameter) :].any()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), config.optim.clip)
+        optimizer.step()
+        result = twin.step(twin.place(batch.select(None)))()
+        assert abs(result.loss - loss.item()) < CURVE.bound
 
 
 def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
