@@ -8,15 +8,16 @@ from parity_tests.oracles import Call
 from parity_tests.oracles.bugs import BUGS, Bug
 from parity_tests.tiers import tier
 
-# Each exports a graph, some of them two.
+# Each exports a graph, some of them two, or compiles two steps in JAX.
 DEAR = {
     "int8-loss-of-float32", "int8-calibrated-on-one-window", "int8-calibrated-on-held-out",
     "onnx-rmsnorm-eps-by-default", "onnx-layernorm-eps-by-default", "stablehlo-eps-by-default",
-    "onnx-last-place-as-the-one-before", "exported-at-another-step",
+    "onnx-last-place-as-the-one-before", "exported-at-another-step", "int8-zero-points-off",
+    "onnx-without-adapters", "segments-count-from-0-jax",
 }  # fmt: skip
 
 
-@tier("rest", guard="int8-zero-points-off, and adapters", where=lambda bug: bug.name in DEAR)
+@tier("rest", guard="adapters-merged-unscaled", where=lambda bug: bug.name in DEAR)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     check = getattr(import_module(f"parity_tests.oracles.test_{bug.kind}"), bug.check)

@@ -13,6 +13,7 @@ from lockstep.cli import commands
 from lockstep.train import sampling
 from lockstep.weights.onnx_export import FILE
 from parity_tests.pair import FRAMEWORKS, start, toy
+from parity_tests.tiers import tier
 from parity_tests.weights.exporters import kept_exporter as kept_exporter
 from parity_tests.weights.folders import FAMILIES, run_of
 
@@ -30,6 +31,7 @@ print(json.dumps([tokens[4:], ours]))
 """
 
 
+@tier("rest", guard="its logits, in oracles/test_exports.py")
 def test_a_process_without_the_twins_writes_their_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +54,7 @@ def test_a_process_without_the_twins_writes_their_text(
     assert twins == dict.fromkeys(FRAMEWORKS, written) and ours == []
 
 
+@tier("rest", guard="int8 by the formula, in oracles/test_exports.py")
 @pytest.mark.usefixtures("kept_exporter")
 def test_int8_weighs_less_than_a_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is multiplied with rows is int8, and a tied embedding with it."""

@@ -13,6 +13,7 @@ from lockstep.train import sampling
 from lockstep.weights.forward import WEIGHTS
 from lockstep.weights.stablehlo import PROGRAM, TEXT
 from parity_tests.pair import FRAMEWORKS, start, toy
+from parity_tests.tiers import tier
 from parity_tests.weights.folders import FAMILIES, run_of
 
 LENGTH = 8
@@ -31,6 +32,7 @@ print(json.dumps([tokens[4:], ours, sorted(program.platforms)]))
 """
 
 
+@tier("rest", guard="its logits, in oracles/test_exports.py")
 def test_a_process_with_jax_alone_writes_the_twins_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
