@@ -170,6 +170,9 @@ TABLES: dict[str, Table] = {
     "h200_alone": _benchmark(
         "h200-alone", "frameworks --device cuda", "frameworks"
     )._replace(make=_by_model),
+    "h200_presets": _benchmark(
+        "h200-presets", "frameworks --device cuda", "frameworks"
+    )._replace(make=_by_model),
     "emulation": _benchmark("emulation", "emulation", "emulation"),
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),

@@ -18,7 +18,7 @@ from lockstep.process import ROOT
 from lockstep.results import Row
 
 # Of a cell that ran several times the fastest counts: what else runs only slows it.
-FILES = ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl")
+FILES = ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl", "h200-presets.jsonl")
 BESIDE = "h200-since.jsonl"  # XLA chose its kernels in these while other programs ran
 CPUS = ("cpu.jsonl", "cpu-xeon.jsonl")
 MODELS = {

@@ -28,7 +28,7 @@ from lockstep.process import ROOT
 FILE = ROOT / "benchmarks" / "results" / "published.csv"
 MEASURED = tuple(
     ROOT / "benchmarks" / "results" / name
-    for name in ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl")
+    for name in ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl", "h200-presets.jsonl")
 )
 OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
 FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}

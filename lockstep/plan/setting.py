@@ -21,6 +21,7 @@ class Setting:
     accum: int = 1
     loss_chunks: str = "1"
     compiled: bool = False  # `--compile` of PyTorch
+    timed: bool = True  # XLA has the device, and chooses its kernels by timing them
 
     @property
     def program(self) -> str:

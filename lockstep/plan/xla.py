@@ -122,8 +122,11 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
         found["stream"] = wide * stream
     elif s.accum > 1 and s.remat == "block" and moment == LAST:  # and its gradient
         found["stream"] = (wide + c) * stream
-    if moment == LOSS:  # the gradient takes their place, but not that of what cuBLAS returns
-        found["logits"] = (2 - s.ampere) * c * s.sizes(shape)[2]
+    if moment == LOSS:
+        # The gradient takes the place of what a kernel of XLA's own returns, but not of what cuBLAS
+        # does. XLA takes cuBLAS for the head before Ampere, and where it can time both.
+        by_cublas = s.timed or not s.ampere
+        found["logits"] = (1 + by_cublas) * c * s.sizes(shape)[2]
         found["stream"] = (wide + 2 * c) * stream
     return found
 
