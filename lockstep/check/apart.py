@@ -1,10 +1,17 @@
 """Where the values of two programs part: an operation on each side."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, permutations, product
+from operator import mul
 
 import numpy as np
 
-from lockstep.check.tapes import Known, RecordedTape, SideTape, are_alike
+from lockstep.check.layout import Shape
+from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
+from lockstep_recorder.operations import SEES_ORDER, ordered
+
+AXES = 5  # of a value whose orders are tried
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,13 @@ Met = dict[int, list[int]]  # the port's value -> those of the reference
 
 
 def find_parts(
-    reference: RecordedTape, port: SideTape, known: Known, rows: dict[int, np.ndarray], met: Met,
+    reference: RecordedTape, port: LiveTape, known: Known, rows: dict[int, np.ndarray], met: Met,
     replaced: dict[int, int],
 ) -> list[PartedAt]:  # fmt: skip
     """Finds the operations behind which values part, in the order of the program.
+
+    Where both are given the same elements in another order, such as heads that are split otherwise,
+    the operations that put them there are found instead.
 
     Args:
         known: the reference's values.
@@ -53,11 +63,97 @@ def find_parts(
     ends = [(r, p) for p, r in replaced.items()]
     if reference.loss not in met.get(port.loss, []):
         ends.append((reference.loss, port.loss))
-    return [
-        part_at(reference, _first_apart(reference, alive[0] | (put[0] - {r}), r),
-                port, _first_apart(port, alive[1] | (put[1] - {p}), p))
-        for r, p in ends
-    ]  # fmt: skip
+    found: list[PartedAt] = []
+    for r, p in ends:
+        r = _first_apart(reference, alive[0] | (put[0] - {r}), r)
+        p = _first_apart(port, alive[1] | (put[1] - {p}), p)
+        moved = _find_rearranged((reference, r), (port, p), known, rows, met) or (r, p)
+        found.append(replace(part_at(reference, moved[0], port, moved[1]), number=r))
+    return found
+
+
+def _find_rearranged(
+    theirs: tuple[RecordedTape, int], ours: tuple[LiveTape, int], known: Known,
+    rows: dict[int, np.ndarray], met: Met,
+) -> tuple[int, int] | None:  # fmt: skip
+    """Finds the operations that give two operations the same elements in another order; None where
+    the order is the same, or one program computes the elements in an order of its own."""
+    (reference, r), (port, p) = theirs, ours
+    for i, j in product(port.data_inputs(p), reference.data_inputs(r)):
+        axes = [len(side.values[n].shape) for side, n in ((reference, j), (port, i))]
+        if j in met.get(i, ()) and "float" in port.values[i].dtype and max(axes) <= AXES:
+            found = _find_movers((reference, j), (port, i), known, rows)
+            if found:
+                return found
+    return None
+
+
+def _find_movers(
+    theirs: tuple[RecordedTape, int], ours: tuple[LiveTape, int], known: Known,
+    rows: dict[int, np.ndarray],
+) -> tuple[int, int] | None:  # fmt: skip
+    """Finds what puts the elements of two values, which are alike, in different orders."""
+    (reference, j), (port, i) = theirs, ours
+
+    def agree(r: int, p: int) -> bool:
+        shape, row = reference.values[r].shape, known.rows[r]
+        return _is_in_order(port.value_of({}, p), shape, row, known.tolerance)
+
+    if agree(j, i):
+        return None
+    p = _first_moved(port, i, rows, known.tolerance, lambda n: agree(j, n))
+    if p is None:
+        return None
+    r = _first_moved(reference, j, known.rows, known.tolerance, lambda n: agree(n, i))
+    return j if r is None else r, p
+
+
+def _first_moved(
+    side: SideTape, number: int, rows: dict[int, np.ndarray], tolerance: float,
+    is_in_order: Callable[[int], bool],
+) -> int | None:  # fmt: skip
+    """Finds the first value above one that has its elements in another order; None where nothing
+    above has them in the other program's."""
+    while len(inputs := side.data_inputs(number)) == 1 and inputs[0] in rows:
+        if not are_alike(rows[inputs[0]][None], rows[number], tolerance)[0]:
+            return None
+        if is_in_order(inputs[0]):
+            return number
+        (number,) = inputs
+    return None
+
+
+def _is_in_order(x: np.ndarray, shape: Shape, row: np.ndarray, tolerance: float) -> bool:
+    """Says if a value is the reference's but for the order of whole axes, and for axes that one
+    side has joined.
+
+    Args:
+        shape: of the reference's value.
+        row: its fingerprint.
+    """
+    for y in _orders(x.squeeze(), tuple(length for length in shape if length > 1)):
+        if np.allclose(ordered(y), row[SEES_ORDER], rtol=0, atol=tolerance * row[3]):
+            return True
+    return False
+
+
+def _orders(x: np.ndarray, shape: Shape) -> Iterator[np.ndarray]:
+    """Yields an array's elements with its axes, or those of a finer shape, in each order."""
+    if len(shape) > x.ndim:
+        for axes in permutations(range(len(shape))):
+            split = tuple(shape[axis] for axis in axes)
+            if _is_nested(split, x.shape):
+                yield x.reshape(split).transpose(np.argsort(axes))
+    else:
+        for axes in permutations(range(x.ndim)):
+            turned = x.transpose(axes)
+            if _is_nested(turned.shape, shape):
+                yield turned
+
+
+def _is_nested(fine: Shape, coarse: Shape) -> bool:
+    """Says if one shape is another with some of its axes parted."""
+    return {*accumulate(fine, mul)} >= {*accumulate(coarse, mul)}
 
 
 def _alive(

@@ -82,7 +82,7 @@ def run(
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
-    roots, echoes = locate.find_roots(climbed, calls, partnerless, tapped)
+    roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped)
     roots = _unmatched(found, climbed[1]) + roots
     evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
     causes.explain(roots, evidence)
@@ -102,7 +102,8 @@ def run(
     )
     rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
-    limits = notes.of(reference, port, trial, partnerless, climbed, accepted, entries) + elsewhere
+    limits = notes.of(reference, port, trial, calls, partnerless, climbed, accepted, entries)
+    limits += elsewhere
     limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")

@@ -97,8 +97,8 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
 
 
 def _uses_of(spot: Spot, follower: Follower, found: Followed, places: "_Places") -> PartedAt | None:
-    """Finds on each side what uses a value, or a tensor, that gets another gradient: where one
-    stops the gradient, that operation; else the first."""
+    """Finds on each side what uses a value, or a tensor, that gets another gradient: where one side
+    stops the gradient, that operation and what the other has there; else the first."""
     sides = follower.tape, follower.port_tape
     if spot.rule == "gradient":
         names = spot.where.partition("[")[0], spot.port.partition("[")[0]
@@ -110,8 +110,35 @@ def _uses_of(spot: Spot, follower: Follower, found: Followed, places: "_Places")
     r, p = (_first_use(side, of) for side, of in zip(sides, numbers))
     if r is None or p is None:
         return None
+    if not any(side.values[n].op in STOPS for side, n in zip(sides, (r, p))):
+        r, p = _behind_a_stop(sides, numbers, found) or (r, p)
     used = part_at(sides[0], r, sides[1], p)
     return used if used.reference and used.port else None
+
+
+def _behind_a_stop(
+    sides: tuple[SideTape, SideTape], numbers: list[set[int]], found: Followed
+) -> tuple[int, int] | None:
+    """Finds what stops the gradient of a value that is made of others by one operation, such as a
+    sum with a residual, and what the other side has in its place."""
+    partners: list[dict[int, int]] = [{}, {}]  # from the reference's values, and from the port's
+    for p, met in found.met.items():
+        partners[1] |= {p: met[0]} if met else {}
+        for r in met:
+            partners[0].setdefault(r, p)
+    stops: list[list[int]] = []
+    for side, of in zip(sides, numbers):
+        made = {user for n in of for user in side.users[n]}
+        stops.append([user for n in sorted(made) for user in side.users[n]
+                      if side.values[user].op in STOPS])  # fmt: skip
+    if bool(stops[0]) == bool(stops[1]):
+        return None
+    at = int(bool(stops[1]))
+    stop = stops[at][0]
+    other = next((partners[at][user] for user in sides[at].users[stop] if user in partners[at]), -1)
+    if other < 0:
+        return None
+    return (other, stop) if at else (stop, other)
 
 
 def _uses_of_module(spot: Spot, sides: tuple[SideTape, SideTape]) -> PartedAt | None:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from lockstep.check import names
-from lockstep.check.modules import Calls, above
+from lockstep.check.modules import Calls, above, shapes_of_other_sizes
 from lockstep.check.rungs import Spot, Stage
 
 # The free runs, and the roots after which they differ, too.
@@ -49,9 +49,16 @@ class Root:
 
 
 def find_roots(
-    rungs: list[Stage], calls: Calls, partnerless: list[str], tapped: set[str]
+    rungs: list[Stage], calls: Calls, ours: Calls, partnerless: list[str], tapped: set[str]
 ) -> tuple[list[Root], int]:
-    """The roots, first in the order of the program, and how many findings follow from them."""
+    """Finds the roots, first in the order of the program, and how many findings follow from them.
+
+    Args:
+        calls: the reference's.
+        ours: the port's, of a free run.
+        partnerless: the reference's calls without a partner.
+        tapped: those of which the port shows what comes out alone.
+    """
     by_number = {rung.number: rung.spots for rung in rungs}
     whole = names.numbers_of_no_layer(calls.kinds)
     forward = _fold_inputs(by_number.get("2i", []), calls)
@@ -60,6 +67,8 @@ def find_roots(
     own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
     own = _first_backward(own, calls)
     roots = _group(forward, "forward", calls, partnerless, tapped)
+    for root in roots:
+        root.hints = _hints(root.spots[0], calls, ours, partnerless)
     roots += _group(own, "backward", calls, partnerless, tapped)
     # A norm that gradients are clipped by is that of all of them.
     updates = by_number.get("4i", []) or by_number.get("4", [])
@@ -221,7 +230,6 @@ def _group(
     for place, members in groups.items():
         root = _root_of(members[0].rung, place, direction, members)
         root.everywhere = _everywhere(members, calls)
-        root.hints = _hints(members[0], calls, partnerless) if direction == "forward" else []
         roots.append(root)
     return roots
 
@@ -280,13 +288,18 @@ def _everywhere(spots: list[Spot], calls: Calls) -> str:
     return "all layers" if len({call.partition("#")[0] for call in alike}) > 1 else "all calls"
 
 
-def _hints(spot: Spot, calls: Calls, partnerless: list[str]) -> list[str]:
-    """The reference's modules that have no partner and are called where the port is wrong."""
+def _hints(spot: Spot, calls: Calls, ours: Calls, partnerless: list[str]) -> list[str]:
+    """Tells the reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
     whole = names.numbers_of_no_layer(calls.kinds)
-    kinds = dict.fromkeys(f"{names.wildcard(r, whole)} ({calls.kinds[r]})" for r in inside)
-    return [f"the reference's {kind} has no partner" for kind in kinds]
+    found: dict[str, str] = {}
+    for r in inside:
+        kind = f"the reference's {names.wildcard(r, whole)} ({calls.kinds[r]})"
+        shapes = shapes_of_other_sizes(r, calls, ours)
+        said = "gives {}, and its namesake in the port {}".format(*shapes) if shapes else ""
+        found.setdefault(kind, said or "has no partner")
+    return [f"{kind} {said}" for kind, said in found.items()]
 
 
 def _changes(call: str, calls: Calls) -> bool:

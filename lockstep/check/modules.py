@@ -81,6 +81,15 @@ class Calls:
         return found
 
 
+def shapes_of_other_sizes(call: str, theirs: Calls, ours: Calls) -> list[list[int]]:
+    """Returns what a call gives in the reference and in the port, where both have one of this name
+    and the sizes differ; else nothing."""
+    key = f"act/{call}"
+    found = [side.arrays[key] for side in (theirs, ours) if key in side.arrays]
+    sizes = {x.size for x in found}
+    return [list(x.shape) for x in found] if len(sizes) == 2 else []
+
+
 def above(call: str, parents: dict[str, str]) -> Iterator[str]:
     """The calls inside which one is, the nearest first."""
     while call := parents.get(call, ""):

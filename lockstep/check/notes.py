@@ -6,10 +6,10 @@ import numpy as np
 
 from lockstep.check.layout import Entry
 from lockstep.check.locate import Root
-from lockstep.check.modules import module_of
+from lockstep.check.modules import Calls, module_of, shapes_of_other_sizes
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
-from lockstep.check.rungs import Stage, end_of_schedule, labels_of
+from lockstep.check.rungs import Stage, changed_state, end_of_schedule, labels_of
 from lockstep.check.trace import Trace
 from lockstep.check.written import note_dropout
 
@@ -17,10 +17,14 @@ FREE = ("2", "3", "5", "8")
 
 
 def of(
-    reference: Trace, port: Port, trial: Trial, partnerless: list[str], climbed: list[Stage],
-    accepted: list[Root], entries: list[Entry],
+    reference: Trace, port: Port, trial: Trial, theirs: Calls, partnerless: list[str],
+    climbed: list[Stage], accepted: list[Root], entries: list[Entry],
 ) -> list[str]:  # fmt: skip
-    """Returns what limits the verdict, and what is odd."""
+    """Returns what limits the verdict, and what is odd.
+
+    Args:
+        theirs: the reference's calls.
+    """
     sides = {"reference": reference.about, "port": port.facts}
     found = [note for side, about in sides.items() for note in _precision(side, about)]
     found += [f"the recorder's hooks change gradients of the {side}, such as that of "
@@ -39,7 +43,7 @@ def of(
         found.append(f"{len(partnerless)} of the reference's {total} calls have no partner, such "
                      f"as {partnerless[0]}: they are compared by what follows them")  # fmt: skip
     found += note_dropout(reference.about, port.facts)
-    found += _of_calls(reference, trial, partnerless, entries)
+    found += _of_calls(theirs, trial, partnerless, entries)
     if turned := turned_windows(entries):
         found.append(f"{len(turned)} kernels are turned half round, such as {turned[0]}: what is "
                      "loaded there must be, too; Flax's transpose_kernel=True does so")  # fmt: skip
@@ -91,35 +95,33 @@ def _is_one_place(entry: Entry) -> bool:
 
 
 def _of_calls(
-    reference: Trace, trial: Trial, partnerless: list[str], entries: list[Entry]
+    theirs: Calls, trial: Trial, partnerless: list[str], entries: list[Entry]
 ) -> list[str]:
     """Notes what is not seen of the model's output, and of other calls."""
     found = []
-    kinds = reference.about["kinds"]
+    kinds = theirs.kinds
     taps = "tap" in trial.free.calls.kinds.values()
     if "(root)" in partnerless and taps and "(root)" not in trial.free.calls.kinds:
         found.append('what the model gives is not seen in the port: show it by tap("(root)", y)')
-    found += _of_other_sizes(reference, trial, partnerless)
+    found += _of_other_sizes(theirs, trial, partnerless)
     pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
     holding = [entry.reference.name for entry in entries]
-    for theirs, ours in pairs.items():
-        if not any(name.startswith((f"{theirs}.", f"{theirs}/")) for name in holding):
+    for module, ours in pairs.items():
+        if not any(name.startswith((f"{module}.", f"{module}/")) for name in holding):
             continue  # such as one dropout that stands for several
         counts = [sum(module_of(call) == name for call in names)
-                  for names, name in ((kinds, theirs), (trial.free.calls.kinds, ours))]  # fmt: skip
+                  for names, name in ((kinds, module), (trial.free.calls.kinds, ours))]  # fmt: skip
         if counts[0] != counts[1]:
-            found.append(f"{theirs} is called {_times(counts[0])} in the reference, and its "
+            found.append(f"{module} is called {_times(counts[0])} in the reference, and its "
                          f"partner {ours} {_times(counts[1])}")  # fmt: skip
     return found
 
 
-def _of_other_sizes(reference: Trace, trial: Trial, partnerless: list[str]) -> list[str]:
+def _of_other_sizes(calls: Calls, trial: Trial, partnerless: list[str]) -> list[str]:
     """Notes the first call without a partner whose namesake in the port gives another size."""
-    theirs, ours = reference.arrays, trial.free.calls.arrays
-    for key in (f"act/{call}" for call in partnerless):
-        if key in theirs and key in ours and theirs[key].size != ours[key].size:
-            name, shapes = key.partition("/")[2], [list(x[key].shape) for x in (theirs, ours)]
-            return [f"{name} gives {shapes[0]} in the reference, and {shapes[1]} in the port: of "
+    for call in partnerless:
+        if shapes := shapes_of_other_sizes(call, calls, trial.free.calls):
+            return [f"{call} gives {shapes[0]} in the reference, and {shapes[1]} in the port: of "
                     "another size, it is compared with nothing"]  # fmt: skip
     return []
 
@@ -155,8 +157,8 @@ def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> lis
     return [
         f"{side}'s {name}"
         for side, (after, before, paired) in zip(("reference", "port"), sides)
-        for name, x in after.items()
-        if name not in paired and name in before and not np.array_equal(x, before[name])
+        for name in changed_state(after, before)
+        if name not in paired
     ]
 
 

@@ -15,6 +15,7 @@ from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon
 from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
 
+BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
@@ -283,12 +284,17 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
         x, y = np.array([a]), np.array([b])
         bound = bounds.of("losses", "losses")
         figure = norm_gap(x, y) * abs(b) / largest if largest else norm_gap(x, y)
-        rung.add("loss", f"loss of batch {step}", figure, bound, "loss", x, y)
+        rung.add("loss", f"{BATCH}{step}", figure, bound, "loss", x, y)
     _add_gradients(rung, sums, "sum", reference, entries, bounds)
     for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add("state", name, norm_gap(x, y), bound, str(entry.port), x, y)
     return rung
+
+
+def changed_state(after: Arrays, before: Arrays) -> list[str]:
+    """Lists the state that a forward pass has changed."""
+    return [n for n, x in after.items() if n in before and not np.array_equal(x, before[n])]
 
 
 def curves(port: Port, reference: Trace) -> Stage:

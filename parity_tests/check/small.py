@@ -193,6 +193,13 @@ PLANTS = [
     Plant("cell", "stopped carry", "self.table[t], h)", "self.table[t], h.detach())", "cell",
           "what is carried is stopped"),
     Plant("cell", "made in float32", "self.table[t]", "torch.sin(torch.arange(T * D).view(T, D))[t]", "cell", "a constant made in float32"),
+    Plant("cell", "carried state", "self.scale = nn.Parameter(torch.ones(1))",
+          "self.scale = nn.Parameter(torch.ones(1))\n"
+          "        self.register_buffer('calls', torch.zeros(1))\n"
+          "        normed = self.rms.forward\n\n        def counted(h):\n"
+          "            y = normed(h) * (1 + self.calls)\n            self.calls.add_(1)\n"
+          "            return y\n\n        self.rms.forward = counted", "loss of batch 1",
+          "what earlier batches left in calls"),
     Plant("cell", "another norm", "nn.RMSNorm(D, eps=1e-5)", "nn.LayerNorm(D, 1e-5, bias=False)",
           "rms", "LayerNorm"),
     Plant("cell", "factor of the loss", ".square().mean()", ".square().mean() * 4", "loss", "4 times"),

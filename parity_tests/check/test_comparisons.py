@@ -12,9 +12,11 @@ import pytest
 from lockstep.check import check, entries, layout, mapping, notes, trace
 from lockstep.check.causes import statistics
 from lockstep.check.lines import Follower
+from lockstep.check.locate import find_roots
 from lockstep.check.modules import Calls, make_pairing, masked_positions, pair_calls
 from lockstep.check.port import Port
 from lockstep.check.recorded import RecordedPort, require_same_batches
+from lockstep.check.rungs import Stage
 from lockstep.check.tensors import Tensors
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
@@ -217,6 +219,21 @@ def test_a_tap_under_a_module_s_name_is_paired_with_no_other() -> None:
     shape = (6,)
     entry = layout.Entry(layout.Piece("lin.bias"), layout.Piece("bias"), shape, shape, [(0,)])
     assert pair_calls([entry], reference, port) == {"lin": "lin"}
+
+
+def test_a_module_without_a_partner_is_told_with_the_sizes_of_its_namesake() -> None:
+    events = ["+(root)", "+frames", "-frames", "+proj", "-proj", "-(root)"]
+    kinds = {"(root)": "Model", "frames": "Frames", "proj": "Linear"}
+    calls = [Calls(events, kinds, {"in/frames": np.ones(9), "act/frames": np.ones((2, length))}, {})
+             for length in (5, 6)]  # fmt: skip
+    stages = [Stage(number=number, name="") for number in ("1", "2", "3", "5", "8")]
+    stages.append(Stage(number="2i", name=""))
+    stages[-1].add("input", "proj", 1.0, 0.0)
+    (root,), _ = find_roots(stages, calls[0], calls[1], ["frames"], set())
+    assert root.hints == ["the reference's frames (Frames) gives [2, 5], and its namesake in the "
+                          "port [2, 6]"]  # fmt: skip
+    (root,), _ = find_roots(stages, calls[0], calls[0], ["frames"], set())
+    assert root.hints == ["the reference's frames (Frames) has no partner"]
 
 
 def test_kernels_that_are_turned_half_round_are_told() -> None:

@@ -115,6 +115,8 @@ def _cause_of(root: Root, evidence: Evidence) -> Cause | None:
         return initial.explain(root, evidence)
     if root.direction == "backward":
         return backward.explain(root, evidence)
+    if root.direction == "accumulation":
+        return statistics.explain_carried(root, evidence)
     if root.direction != "forward":
         return None
     if root.largest.rule == "loss":

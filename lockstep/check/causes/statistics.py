@@ -1,12 +1,30 @@
-"""Running statistics after one forward pass: how the old value and the batch's are weighed."""
+"""What forward passes leave in state: running statistics, and losses that depend on them."""
 
 import numpy as np
 
 from lockstep.check.causes.evidence import FITS, Cause, Evidence, fits
-from lockstep.check.rungs import Spot
+from lockstep.check.locate import Root, list_some
+from lockstep.check.rungs import BATCH, Spot, changed_state
 
 OLD = "the old value, never updated"
 RETURNED = "keep what the forward pass updates: in Linen, loss returns (scalar, state)"
+
+
+def explain_carried(root: Root, evidence: Evidence) -> Cause | None:
+    """Runs the port on the batch alone, with the state as it was before the first: if its loss is
+    then the reference's, the port's depends on what earlier batches left."""
+    (spot,) = root.spots
+    changed = changed_state(evidence.trial.free.state, evidence.trial.weights)
+    step = spot.where.removeprefix(BATCH)
+    if spot.rule != "loss" or not step.isdecimal() or spot.theirs is None or not changed:
+        return None
+    alone = evidence.port.run(evidence.trial.weights, step=int(step)).loss
+    if not fits(np.array([alone]), spot.theirs):
+        return None
+    return Cause("carried state", "it depends on what earlier batches left in "
+                 f"{list_some(changed)}, for on this batch alone",
+                 "compute a training step of its own batch; Equinox' BatchNorm does with "
+                 "mode=\"batch\"")  # fmt: skip
 
 
 def explain(spot: Spot, evidence: Evidence) -> Cause | None:
