@@ -55,7 +55,11 @@ def config_of(policy: str, **flags: Any) -> Config:
 
 
 # In float64 over 20 steps, with each twin; by `lockstep/judge/tolerances.py:CURVE`, 1e-12 nats.
-@tier("rest", guard="its own twin", where=lambda peer, twin: twin != TWINS[peer])
+@tier(
+    "rest",
+    guard="nanogpt; prepared and loaded",
+    where=lambda peer, twin: (peer, twin) != ("nanogpt", "torch"),
+)
 @pytest.mark.parametrize("twin", ["jax", "torch"])
 @pytest.mark.parametrize("peer", PEERS)
 def test_twenty_steps_in_float64(peer: str, twin: str, sides: Sides) -> None:

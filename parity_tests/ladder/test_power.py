@@ -129,6 +129,7 @@ def test_harmless_on_a_mesh(framework: str, rewrite: str, sides: tuple[Side, Sid
         assert climb(RUNGS[WORLDS - 1], case).verdict is Verdict.EQUAL
 
 
+@tier("rest", guard="the same rungs of the sound pair")
 @pytest.mark.parametrize(
     ("framework", "rewrite"),
     [

@@ -13,7 +13,7 @@ DEAR = {
     "int8-loss-of-float32", "int8-calibrated-on-one-window", "int8-calibrated-on-held-out",
     "onnx-rmsnorm-eps-by-default", "onnx-layernorm-eps-by-default", "stablehlo-eps-by-default",
     "onnx-last-place-as-the-one-before", "exported-at-another-step", "int8-zero-points-off",
-    "onnx-without-adapters", "segments-count-from-0-jax",
+    "onnx-without-adapters", "segments-count-from-0-jax", "segments-count-segments",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from benchmarks.peers import hf_model
+from jax_impl.io import stablehlo
 from lockstep.config import Config
 from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
@@ -41,7 +42,7 @@ from lockstep.weights.export import export
 from lockstep.weights.forward import WEIGHTS
 from lockstep.weights.huggingface import INDEX, SINGLE
 from lockstep.weights.onnx_export import export_onnx
-from lockstep.weights.stablehlo import PROGRAM, export_stablehlo
+from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier
@@ -117,6 +118,8 @@ def exported_logits(form: str, run: Path, to: Path) -> np.ndarray:
     if form == "stablehlo":
         export_stablehlo(run, to, step=1, warn=pytest.fail)
         program = jax_export.deserialize(bytearray((to / PROGRAM).read_bytes()))
+        assert {*program.platforms} == {*stablehlo.PLATFORMS}
+        assert "tensor<?x?x256xf32>" in (to / TEXT).read_text()
         return np.asarray(program.call(load_file(to / WEIGHTS), TOKENS.astype(np.int32)))
     export(run, to, step=1, warn=pytest.fail)
     with torch.no_grad():
@@ -274,10 +277,14 @@ def check_masked_loss() -> None:
     assert abs(onnx_export.mean_loss(lambda given: scores[given], window) - hand) < 1e-12
 
 
-DEAR = {("stablehlo", "gpt2"), ("onnx", "gpt2-lora"), ("onnx", "qwen2"), ("onnx", "qwen3")}
+DEAR = {("stablehlo", "gpt2"), *(("onnx", name) for name in MODELS if name != "llama-lora")}
 
 
-@tier("rest", guard="GPT-2, or a Llama with adapters", where=lambda check: check.args in DEAR)
+@tier(
+    "rest",
+    guard="GPT-2, or a Llama with adapters",
+    where=lambda check: check.args in DEAR or check.func is check_int8,
+)
 @checks(
     *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
     (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),

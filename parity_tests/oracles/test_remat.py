@@ -4,6 +4,7 @@ import pytest
 
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import perturbed, run, start, toy
+from parity_tests.tiers import tier
 
 
 def check_segments(framework: str, layers: str) -> None:
@@ -18,6 +19,7 @@ def check_segments(framework: str, layers: str) -> None:
     assert kept.grad_norm == pytest.approx(recomputed.grad_norm, rel=1e-12)
 
 
+@tier("rest", guard="rung 6", where=lambda check: check.args[0] == "jax")
 @checks(
     (check_segments, "torch", "unroll"), (check_segments, "jax", "unroll"),
     (check_segments, "jax", "scan"),

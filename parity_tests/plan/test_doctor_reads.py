@@ -91,6 +91,7 @@ def test_a_variable_that_stops_jax(variable: str, value: str, words: str,
     assert words in capsys.readouterr().out
 
 
+@tier("rest", guard="the time of a matmul decides, in test_doctor.py")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 alone")
 def test_a_cpu_without_half_precision(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -102,7 +103,7 @@ def test_a_cpu_without_half_precision(
     assert "warning: --policy fp16 is emulated in torch" in capsys.readouterr().out
 
 
-@tier("rest", guard="a CPU without half precision")
+@tier("rest", guard="a framework that raises")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 alone")
 def test_a_cpu_whose_float16_xla_cannot_compile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
