@@ -230,7 +230,7 @@ def check_resumed_on_a_mesh(folder: Path) -> None:
 
 def check_scale_begins() -> None:
     """float16 begins at GradScaler's 65,536 after steps that had no scale, whatever came before
-    them; a scale that fell to 1 in the last step goes on."""
+    them; a scale that fell or rose to 1 in the last step goes on, and one that has good steps."""
     config = from_flags({"model": "tiny", "policy": "fp16"}, accelerator=False)
     state = replace(initial_state(config), step=6, loss_scale=1.0, good_steps=0)
 
@@ -242,6 +242,10 @@ def check_scale_begins() -> None:
 
     assert carried([65536, 32768, 32768, 1, 1, 1], skipped=False) == 65536
     assert carried([1, 1, 1, 8, 4, 2], skipped=True) == 1
+    assert carried([1, 1, 1, 1, 1, 0.5], skipped=False) == 1
+    counted = replace(state, good_steps=3)
+    row = {"kind": "train", "step": 6, "loss_scale": 1.0, "skipped": False}
+    assert loss_scale.carry(counted, config, [row]) == counted
 
 
 @checks(

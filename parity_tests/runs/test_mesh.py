@@ -19,7 +19,7 @@ from lockstep.errors import UserError
 from lockstep.process import ROOT
 from lockstep.run import directory
 from lockstep.train import closing
-from parity_tests.runs.test_handover import TEXT, gap
+from parity_tests.runs.test_runs import TEXT, gap
 from parity_tests.tiers import tier
 
 SMALL = """--model tiny --n-layer 1 --d-model 32 --n-head 2 --context 16 --eval-batches 2

@@ -1,0 +1,223 @@
+"""Corpora: a file, a folder, the standard library; what fits a model, and their entropies."""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.data import corpus
+from lockstep.data.batch import join_tokens
+from lockstep.data.batches import batch
+from lockstep.data.corpus import Corpus
+from lockstep.errors import UserError
+from parity_tests.data.corpora import error, of, same, write
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def test_a_text_file_is_its_bytes_with_the_last_tenth_held_out(tmp_path: Path) -> None:
+    text = bytes(range(256)) + b"abcd"
+    path = write(tmp_path / "a.txt", text)
+    loaded = corpus.load(path)
+    assert loaded.train.tobytes() == text[:234] and loaded.val.tobytes() == text[234:]
+    assert (loaded.train.dtype, loaded.vocab, loaded.source) == (np.uint8, 256, path)
+
+
+def test_a_folder_is_little_endian_uint16_and_stays_on_the_disk(folder: Path) -> None:
+    loaded = corpus.load(str(folder))
+    assert loaded.train.tolist() == [1, 2, 50_256, 3] and loaded.val.tolist() == [258, 5]
+    assert (loaded.vocab, loaded.source) == (50_257, str(folder))
+    assert isinstance(loaded.train, np.memmap) and not loaded.train.flags.writeable
+    drawn = batch(
+        loaded.train, seed=0, split="train", step=1, micro_step=0, batch_size=2, context=3
+    )
+    assert join_tokens(drawn).tolist() == [[1, 2, 50_256, 3]] * 2
+
+
+def test_a_folder_s_suffixes_may_be_in_capitals(folder: Path) -> None:
+    """Beside a text, which it would else be taken for."""
+    same = corpus.load(str(folder)).sha256
+    for name in ("train", "val"):
+        (folder / f"{name}.bin").rename(folder / f"{name.upper()}.BIN")
+    write(folder / "input.txt", b"the text that they were made of")
+    assert corpus.load(str(folder)).sha256 == same
+
+
+def test_the_sha_is_that_of_dtype_length_and_tokens_in_this_layout(folder: Path) -> None:
+    """Runs on disk carry it, so it may never change: written out here a second time."""
+    train, val = (folder / "train.bin").read_bytes(), (folder / "val.bin").read_bytes()
+    expected = hashlib.sha256(b"<u2 4;" + train + b"<u2 2;" + val).hexdigest()
+    assert corpus.load(str(folder)).sha256 == expected
+
+
+def test_the_sha_does_not_depend_on_the_chunks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = corpus.load(str(folder)).sha256
+    monkeypatch.setattr(corpus, "CHUNK", 3)
+    assert corpus.load(str(folder)).sha256 == whole
+
+
+def test_the_sha_tells_tokens_split_point_and_width_but_not_the_place(tmp_path: Path) -> None:
+    def sha(name: str, train: bytes, val: bytes) -> str:
+        write(tmp_path / name / "train.bin", train)
+        write(tmp_path / name / "val.bin", val)
+        return corpus.load(str(tmp_path / name)).sha256
+
+    assert sha("a", b"abcd", b"efgh") == sha("b", b"abcd", b"efgh")
+    different = [sha("c", b"abcd", b"efgh"), sha("d", b"abcdef", b"gh"), sha("e", b"abcd", b"efgi")]
+    different.append(corpus.load(write(tmp_path / "f.txt", b"abcdefgh")).sha256)
+    assert len(set(different)) == 4
+
+
+# --- the standard library as a corpus: the same tokens on every machine with this Python
+
+
+def test_the_real_library_is_megabytes_of_python_from_no_particular_machine() -> None:
+    loaded = corpus.load("stdlib")
+    total = len(loaded.train) + len(loaded.val)
+    assert 5e6 < total < 3e7
+    assert 0.02 < len(loaded.val) / total < 0.1
+    assert re.match(r"standard library of Python 3\.\d+\.\d+", loaded.source)
+    text = loaded.train.tobytes() + loaded.val.tobytes()
+    assert b"build_time_vars = {" not in text  # _sysconfigdata's dictionary
+    uniform = math.log(256)
+    unigram, bigram = corpus.unigram_entropy(loaded), corpus.bigram_entropy(loaded)
+    assert unigram is not None and bigram is not None
+    assert 1.5 < bigram < unigram - 0.5 < uniform - 1.5
+
+
+def test_modules_come_in_posix_order_and_are_held_out_whole(library: Path) -> None:
+    loaded = corpus.load("stdlib")
+    assert loaded.train.tobytes() == b"# b.py\n# b/c.py\n# m0.py\n# m1.py\n"
+    assert loaded.val.tobytes() == b"# m30.py\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "site-packages/x.py",
+        "dist-packages/x.py",
+        "test/x.py",
+        "b/tests/x.py",
+        "b/idle_test/x.py",
+        "b/__pycache__/x.py",
+        "config-3.11-x86_64/x.py",
+        "_sysconfigdata__linux.py",
+        "sitecustomize.py",
+        "x.pyi",
+    ],
+)
+def test_tests_and_what_differs_by_machine_are_left_out(library: Path, name: str) -> None:
+    before = corpus.load("stdlib").sha256
+    write(library / name, b"# left out\n")
+    assert corpus.load("stdlib").sha256 == before
+    write(library / "x.py", b"# taken in\n")
+    assert corpus.load("stdlib").sha256 != before
+
+
+def test_a_module_that_vanishes_is_skipped(library: Path) -> None:
+    before = corpus.load("stdlib")
+    (library / "gone.py").symlink_to(library / "nowhere")
+    assert same(corpus.load("stdlib"), before)
+
+
+def test_a_python_without_its_source_is_told(library: Path) -> None:
+    (library / "m30.py").unlink()
+    assert error("stdlib") == (
+        "--data stdlib: this Python has no library source; use a .txt file or a folder"
+    )
+
+
+# --- a corpus must fit the vocabulary and the window of the model, or a line says what would
+
+
+def refusal(loaded: Corpus, vocab: int, context: int) -> str:
+    with pytest.raises(UserError) as caught:
+        corpus.check(loaded, vocab, context)
+    return str(caught.value)
+
+
+def test_tokens_must_fit_the_vocabulary(folder: Path) -> None:
+    loaded = corpus.load(str(folder))
+    corpus.check(loaded, 50_257, 1)
+    assert refusal(loaded, 50_256, 1) == (
+        "--vocab 50256: the data's largest token is 50256; use --vocab 50257 or --model gpt2"
+    )
+    write(folder / "val.bin", np.array([60_000, 0], "<u2").tobytes())
+    assert refusal(corpus.load(str(folder)), 50_304, 1) == (
+        "--vocab 50304: the data's largest token is 60000; use --vocab 60001"
+    )
+
+
+def test_bytes_fit_a_smaller_vocabulary_if_they_are_small() -> None:
+    loaded = of(b"ab", b"az")
+    corpus.check(loaded, 128, 1)
+    assert refusal(loaded, ord("z"), 1) == (
+        "--vocab 122: the data's largest token is 122; use --vocab 256"
+    )
+
+
+def test_a_window_must_fit_in_each_split() -> None:
+    loaded = of(b"a" * 100, b"b" * 10)
+    corpus.check(loaded, 256, 9)
+    batch(loaded.val, seed=0, split="val", step=0, micro_step=0, batch_size=2, context=9)
+    assert refusal(loaded, 256, 10) == (
+        "--context 10: the val split has 10 tokens, a window takes 11; "
+        "use --context 9 or less, or more data"
+    )
+    assert refusal(of(b"a" * 10, b"b" * 100), 256, 10).startswith("--context 10: the train split")
+    for n in (0, 1):
+        assert refusal(of(b"abc", b"a" * n), 256, 1) == (
+            f"--context 1: the val split has {n} tokens, a window takes 2; use more data"
+        )
+
+
+# --- the entropies that a loss is held against are those of the definition
+
+
+TEXT = b"abracadabra, said the magician; abracadabra, said the hat.\n" * 3
+
+
+def slow_entropy(counts: Counter) -> float:
+    total = sum(counts.values())
+    return sum(n / total * math.log(total / n) for n in counts.values())
+
+
+def slow_conditional_entropy(text: bytes) -> float:
+    """The definition: for each byte, the entropy of what follows it, weighted by how often."""
+    after: dict[int, Counter] = {}
+    for one, two in pairwise(text):
+        after.setdefault(one, Counter())[two] += 1
+    pairs = len(text) - 1
+    return sum(sum(c.values()) / pairs * slow_entropy(c) for c in after.values())
+
+
+@pytest.mark.parametrize("chunk", [1 << 22, 7, 1])
+def test_entropies_are_those_of_the_definition(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    loaded = of(TEXT, b"not looked at")
+    assert corpus.unigram_entropy(loaded) == pytest.approx(slow_entropy(Counter(TEXT)), rel=1e-12)
+    assert corpus.bigram_entropy(loaded) == pytest.approx(slow_conditional_entropy(TEXT), rel=1e-12)
+
+
+def test_entropies_of_what_needs_no_reference() -> None:
+    assert corpus.unigram_entropy(of(bytes(range(256)))) == pytest.approx(math.log(256))
+    assert corpus.bigram_entropy(of(b"abc" * 50)) == pytest.approx(0, abs=1e-12)
+    assert corpus.unigram_entropy(of(b"a")) == 0
+    assert corpus.bigram_entropy(of(b"a")) == 0
+
+
+def test_entropies_are_for_small_vocabularies(folder: Path) -> None:
+    loaded = corpus.load(str(folder))
+    assert corpus.unigram_entropy(loaded) is None and corpus.bigram_entropy(loaded) is None
+    tokens = np.array([1, 2, 1, 2, 255], np.uint16)
+    small = Corpus(tokens, tokens, "", "characters as uint16", 256)
+    one_and_two, last = -2 * 0.4 * math.log(0.4), -0.2 * math.log(0.2)
+    assert corpus.unigram_entropy(small) == pytest.approx(one_and_two + last)
+    assert corpus.bigram_entropy(small) == pytest.approx(math.log(2) / 2)
