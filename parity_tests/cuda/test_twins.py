@@ -79,7 +79,7 @@ def test_fp8_has_units_of_its_own(policy: str, units: str, compilers: dict[str, 
 @pytest.mark.parametrize(
     ("policy", "units", "frameworks"),
     [("mxfp8", "float8", ("jax", "torch")), ("nvfp4", "float4", ("torch",))],
-)  # of JAX's nvfp4, test_blocks asks
+)  # of JAX's nvfp4, test_alone asks
 def test_blackwell_multiplies_blocks(
     policy: str, units: str, frameworks: tuple[str, ...], compilers: dict[str, Compiler]
 ) -> None:

@@ -86,9 +86,13 @@ def check_histories_of_processes() -> None:
 
 def check_history(framework: str) -> None:
     """Amaxes are kept as those of a loss that is not scaled, whatever its scale is in their step
-    and in later ones; the largest of the last 16 steps counts."""
+    and in later ones; the largest of the last 16 steps counts. Nothing recorded is a scale of one,
+    and what is not finite is none."""
     rounding, make = FRAMEWORKS[framework]
     history = make(np.zeros((3, HISTORY), np.float32))
+    assert np.asarray(rounding.scales(history, 2.0**8)).tolist() == [1, 1, 2.0**8]
+    spoilt = rounding.record(history, make(np.array([np.inf, np.nan, 1], np.float32)), 1.0)
+    assert np.asarray(spoilt)[:, 0].tolist() == [0, 0, 1]
     begun = 2.0**10, [100.0, 200.0, 300.0]  # the loss scale, and the amaxes
     for scale, sizes in (begun, *[(2.0**9, [3.0, 5.0, 7.0])] * HISTORY):
         found = make(np.array([*sizes[:2], sizes[2] * scale], np.float32))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.formats.table import DELAYED, E4M3, LEAST_SCALE, Format
+from lockstep.formats.table import E4M3, LEAST_SCALE, Format
 
 Array = np.ndarray
 
@@ -47,15 +47,6 @@ def power_of_two(size: Any, rule: str, at_most: float) -> Array:
         exponent = np.frexp(wide)[1] - np.frexp(at_most)[1]
     scale = np.maximum(np.exp2(np.where(wide > 0, exponent, -np.inf)), LEAST_SCALE)
     return np.where(np.isfinite(wide), scale, np.inf)
-
-
-def scales(history: Array) -> Array:
-    """Delayed scaling: the amaxes (3, steps) of x, weight and dy -> their scales (3,)."""
-    largest = history.max(1)
-    known = [
-        power_of_two(size, "up", to.largest) for size, to in zip(largest, DELAYED.operands) if to
-    ]
-    return np.where(largest > 0, known, 1).astype(np.float32)
 
 
 def quantize(x: Array, to: Format, axis: int, draws: Array | None = None) -> Array:

@@ -194,27 +194,6 @@ def test_no_block_becomes_zero_but_by_its_scale(name: str) -> None:
     assert ((rounded[:, 0] > 0) == (to.scale != "e4m3")).all()
 
 
-@pytest.mark.parametrize("loss_scale", [1.0, 2.0**10])
-@pytest.mark.parametrize("twin", ["jax", "torch"])
-def test_the_twins_scale_by_the_same_histories(twin: str, loss_scale: float) -> None:
-    """Of steps before: a new one pushes out the oldest; what is not finite counts as none. The loss
-    scale is in what is rounded, and not in the histories."""
-    rounding: Any
-    to_own: Any
-    rounding, to_own = {"jax": (JAX, jax.numpy.array), "torch": (TORCH, torch.from_numpy)}[twin]
-    given: Any = jax.numpy.array(loss_scale) if twin == "jax" else loss_scale
-    units = np.array([1, 1, loss_scale], np.float32)
-    random = np.random.default_rng(4)
-    history = np.exp(random.normal(0, 4, (3, table.HISTORY))).astype(np.float32)
-    history[1] = 0  # nothing is recorded yet
-    new = np.array([history[0].max() * 9, np.inf, 1e-30], np.float32)
-    for before in (history, np.zeros_like(history)):
-        scales = rounding.scales(to_own(before), given)
-        assert (bits(scales) == bits(reference.scales(before) * units)).all()
-        recorded = np.stack([np.where(np.isfinite(new), new / units, 0), *before.T[:-1]], axis=1)
-        assert (bits(rounding.record(to_own(before), to_own(new), given)) == bits(recorded)).all()
-
-
 @pytest.mark.parametrize("twin", [in_jax, in_torch])
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_what_is_past_a_known_scale_saturates(twin: Callable, kind: str) -> None:

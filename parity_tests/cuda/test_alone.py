@@ -1,0 +1,155 @@
+"""What one part of a step is compiled to for CUDA, each asked in a process of its own."""
+
+from parity_tests.cuda.cells import run_alone
+
+# Arguments that stand on a device that is not here.
+ABSENT = """
+import os, re, tempfile
+from functools import cache
+from pathlib import Path
+
+folder = tempfile.mkdtemp(prefix="lockstep-xla-")
+os.environ["XLA_FLAGS"] = "--xla_gpu_enable_triton_gemm=false --xla_dump_to=" + folder
+
+from lockstep_compiler import side_jax
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from lockstep.compile import hlo, targets, xla
+from lockstep.config import Config, PrecisionConfig
+from lockstep.config.policy import POLICIES
+
+@cache
+def place(device):
+    return NamedSharding(side_jax.absent_mesh(Config(), targets.find(device)), PartitionSpec())
+
+def absent(device, dtype, *shapes):
+    there = place(device)
+    return [jax.ShapeDtypeStruct(shape, dtype, sharding=there) for shape in shapes]
+"""
+
+ADAPTERS = """
+from jax_impl import functional
+from jax_impl.extra.lora import LoRALinear
+from jax_impl.precision import compiler_options, make_policy
+
+own = {"bias": False, "policy": make_policy(POLICIES["bf16"]), "product": functional.linear}
+layer = LoRALinear(32, 128, rank=8, scale=2.0, **own)
+graph, state = nnx.split(layer)
+there = place("h200")
+state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), state)
+x, dy = absent("h200", jnp.bfloat16, (64, 32), (64, 128))
+
+def run(state, x, dy):
+    y, back = jax.vjp(lambda x: nnx.merge(graph, state)(x), x)
+    return y, back(dy)
+
+def count(numerics):
+    config = PrecisionConfig(policy="bf16", numerics=numerics)
+    program = jax.jit(lambda *given: run(*given), compiler_options=compiler_options(config, "cuda"))
+    text = program.lower(state, x, dy).compile().as_text()
+    return [len(re.findall('"beta":"?' + beta + "[,}]", text)) for beta in ("0", "1")]
+
+sound = count("strict"), count("fast")
+jax.lax.optimization_barrier = lambda x: x
+print(*sound, count("fast"))
+"""
+
+
+def test_no_product_is_added_to_another_before_it_is_rounded() -> None:
+    """An adapter has six products by cuBLAS, none with a sum; under fast numerics those of x, with
+    the weight and with A, are one. Without the barriers one has a sum: the gradient of x."""
+    assert run_alone(ABSENT + ADAPTERS) == "[6, 0] [5, 0] [4, 1]"
+
+
+BLOCKS = """
+from jax_impl.extra.formats.products import rounded_product
+
+target = targets.find("b200")
+given = absent("b200", jnp.float32, (64, 192), (192, 96), (64, 96))
+multiply = rounded_product(target.capabilities.find_recipe(POLICIES["nvfp4"]))
+
+def run(x, weight, dy):
+    y, back = jax.vjp(lambda x, weight: multiply(x, weight, None), x, weight)
+    return y, back(dy)
+
+text = jax.jit(run).lower(*given).compile().as_text()
+found = sorted(xla.matmuls(hlo.read(text), target))
+print([(m.units, m.size, m.phase) for m in found])
+"""
+
+
+def test_cudnn_is_left_blocks_of_four_bits() -> None:
+    """All three products of nvfp4, rows and columns filled up to tiles. One layer's are cheaper to
+    compile than a whole step."""
+    assert run_alone(ABSENT + BLOCKS) == str([
+        ("float4", (128, 128, 192), "forward"), ("float4", (128, 256, 64), "backward"),
+        ("float4", (128, 256, 96), "backward"),
+    ])  # fmt: skip
+
+
+SPILLS = """
+from jax_impl.extra.attention import flash_attention
+from lockstep_compiler.registers import find_spills
+
+(x,) = absent("h200", jnp.float32, (1, 128, 1, 64))
+found, seen = [], set()
+for precision in ("TF32_TF32_F32", "highest"):
+    jax.config.update("jax_default_matmul_precision", precision)
+    step = jax.grad(lambda q, k, v: flash_attention(q, k, v).sum(), (0, 1, 2))
+    jax.jit(lambda *qkv: step(*qkv)).lower(x, x, x).compile()
+    files = set(Path(folder).glob("*.ptx")) - seen
+    seen |= files
+    spills = find_spills("".join(file.read_text() for file in sorted(files)))
+    found.append(spills.get("mha_backward", 0) > 8192)
+print(found)
+"""
+
+
+def test_attention_in_float32_spills_and_in_tf32_does_not() -> None:
+    """Why it is written out under fp32: docs/decisions/0084."""
+    assert run_alone(ABSENT + SPILLS) == "[False, True]"
+
+
+STEP = """
+import json
+import warnings
+import jax
+from lockstep.compile import targets
+from lockstep_compiler import side_jax
+from parity_tests.cuda.cells import config
+
+plain = side_jax.arguments
+
+def packed(trainer, mesh):
+    state, window = plain(trainer, mesh)
+    like = window.tokens
+    counts = jax.ShapeDtypeStruct(like.shape, bool, sharding=like.sharding)
+    return state, window._replace(counts=counts, segments=like)
+
+def donating(trainer):
+    return trainer.jit(trainer.step_function, donate_argnums=(0, 1))
+
+{change}
+with warnings.catch_warnings(record=True) as said:
+    program = side_jax.program(config({{"policy": "bf16", "d_model": 128}}), targets.find("h100"))
+unused = any("donated buffers were not usable: int32" in str(each.message) for each in said)
+print(json.dumps({shown}))
+"""
+
+
+def test_cudnn_takes_the_mask_of_documents() -> None:
+    """A forward and a backward kernel in each of two layers, as without documents."""
+    shown = "[program.attention_asked, [each.kernel for each in program.attention]]"
+    program = STEP.format(change="side_jax.arguments = packed", shown=shown)
+    assert run_alone(program) == '["cudnn", ["cudnn", "cudnn", "cudnn", "cudnn"]]'
+
+
+def test_a_donated_window_saves_nothing() -> None:
+    """It is the one input that is not donated: the same peak and buffers in place, and XLA cannot
+    use it."""
+    change = "side_jax.Trainer.jitted_step = donating"
+    shown = "[program.peak, sum(b.donated for b in program.state), unused]"
+    donated, kept = (run_alone(STEP.format(change=c, shown=shown)) for c in (change, ""))
+    assert donated == kept.replace("false", "true")
