@@ -6,11 +6,12 @@ from typing import Any
 
 from lockstep.compile.expected import narrow_units
 from lockstep.compile.program import GROUPS, PARTS, PHASES, Collective, Kernel, Program
-from lockstep.compile.targets import Target
+from lockstep.compile.targets import Gpu, Target
 from lockstep.config import Config
 
 GB = 1e9
 TOP = 10
+WORTH = 0.05  # of a peak: what a warning is worth
 SPILLS = 8_192  # bytes: products spill up to 1,300 or so; docs/decisions/0084 has 104,156
 
 
@@ -49,11 +50,23 @@ def warnings(program: Program, config: Config, target: Target, wrong: list[str])
     if program.peak > target.memory:
         over = f"{program.peak / GB:.1f} GB of {target.memory / GB:.1f}"
         found.append(f"the peak does not fit: {over}; use --remat or a smaller --batch-size")
+    if logits := kept_by_cublas(program, config, target):
+        both = bytes_text(program.peak + logits)
+        found.append(f"on the device XLA may take cuBLAS for the head: {both}, logits twice")
     for kernel, count in program.spills.items():
         if count > SPILLS:
             found.append(f"{kernel} spills {count:,} bytes of registers a thread: it waits for "
                          "memory, which no figure here has")  # fmt: skip
     return found + wrong
+
+
+def kept_by_cublas(program: Program, config: Config, target: Target) -> int:
+    """Bytes of logits that the loss's gradient overwrites in this program, but not where cuBLAS
+    multiplies the head (docs/decisions/0092). Here XLA takes cuBLAS for that before Ampere, and
+    under strict numerics."""
+    own = program.framework == "jax" and isinstance(target, Gpu) and target.ampere
+    logits = program.parts.get("logits", 0) if own and not config.precision.strict else 0
+    return logits if logits > WORTH * program.peak else 0
 
 
 def as_json(program: Program, target: Target, found: list[str]) -> dict[str, Any]:
