@@ -6,12 +6,13 @@ import linecache
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from lockstep_recorder import tree
+from lockstep_recorder.graph import Graph
 from lockstep_recorder.user import LIBRARIES
 
 HERE = os.path.dirname(__file__)
@@ -19,7 +20,6 @@ HERE = os.path.dirname(__file__)
 OUTSIDE = tuple(os.path.join(HERE, name) for name in ("user.py", "side_torch.py", "side_jax.py"))
 COLUMNS = 9  # of a fingerprint
 SEES_ORDER = slice(7, 9)  # the columns that change with the order of the elements
-PARAMETER, BATCH = 1, 2  # of what a value is made
 STEPS = (0.6180339887498949, 0.7548776662466927)  # of two sequences that fill an interval evenly
 SHORT = 2**16  # numbers of each that are kept
 
@@ -49,7 +49,7 @@ class TapeValue:
 
 
 @dataclass
-class Operations:
+class Operations(Graph):
     """A tape: its values by number, and its steps in order."""
 
     values: list[TapeValue] = field(default_factory=list)
@@ -78,46 +78,15 @@ class Operations:
         return numbers
 
     def inputs(self, number: int) -> list[int]:
-        """Lists the values of which one is made."""
         step = self.values[number].step
         return self.steps[step].inputs if step >= 0 else []
 
-    @cached_property
-    def depends(self) -> list[int]:
-        """Maps each value to what it is made of: PARAMETER, BATCH, or both."""
-        found: list[int] = []
-        for number, value in enumerate(self.values):
-            own = {"parameter": PARAMETER, "batch": BATCH}.get(value.origin, 0)
-            for n in self.inputs(number):
-                own |= found[n]
-            found.append(own)
-        return found
-
-    def is_pure(self, number: int) -> bool:
-        """Says if a value depends on parameters alone."""
-        return self.depends[number] == PARAMETER
-
-    def above(self, number: int) -> list[int]:
-        """Lists a value and all of which it is made, in order."""
-        stack, seen = [number], {number}
-        while stack:
-            for n in self.inputs(stack.pop()):
-                if n not in seen:
-                    seen.add(n)
-                    stack.append(n)
-        return sorted(seen)
-
-    def data(self) -> list[int]:
-        """Lists the values that depend on the batch and reach the loss, in order."""
-        return [n for n in self.above(self.loss) if self.depends[n] & BATCH]
-
-    def meetings(self) -> list[int]:
-        """Lists the operations at which data meets parameters."""
-        return [n for n in self.data() if any(map(self.is_pure, self.inputs(n)))]
+    def origins(self) -> list[str]:
+        return [value.origin for value in self.values]
 
     def pure_inputs(self) -> list[int]:
         """Lists the values that meet data and depend on parameters alone."""
-        found = [n for m in self.meetings() for n in self.inputs(m) if self.is_pure(n)]
+        found = [n for m in self.meetings for n in self.inputs(m) if self.is_pure(n)]
         return list(dict.fromkeys(found))
 
     def describe(self) -> dict[str, Any]:

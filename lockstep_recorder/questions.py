@@ -120,7 +120,7 @@ def describe_run(
 def _describe_run(player: Player, seen: Arrays) -> tuple[dict[str, Any], Arrays]:
     told, arrays = describe(player)
     tape, known = player.tape, _Seen(seen)
-    data, meetings = tape.data(), tape.meetings()
+    data, meetings = tape.data, tape.meetings
     given = {n for m in meetings for n in tape.inputs(m) if "float" in tape.values[n].dtype}
     room = KEPT
 

@@ -58,11 +58,11 @@ def page(result: Result, command: str) -> str:
 def _root(number: int | str, root: Root, kind: str = "root") -> str:
     place = f"{number} {root.where}".strip()
     lines = [f"<b>{escape(place)}</b>, {root.direction}: {escape(report.figure(root))}"]
-    lines += [f"cause: {escape(root.cause)}"] * bool(root.cause)
-    for side, line, operation in zip(("reference", "port"), root.lines, root.operations):
-        lines.append(f"{side}: <code>{escape(line)}</code> [{escape(operation)}]")
-    lines += [f"known: {escape(hint)}" for hint in root.hints]
-    lines += [f"try: <code>{escape(root.remedy)}</code>"] * bool(root.remedy)
+    for word, said in report.details(root):
+        in_code = word in ("reference", "port", "try")
+        lines.append(
+            f"{word}: <code>{escape(said)}</code>" if in_code else escape(f"{word}: {said}")
+        )
     return f"<div class='{kind}'>{'<br>'.join(lines)}</div>"
 
 

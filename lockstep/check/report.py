@@ -85,19 +85,22 @@ def _of_root(number: int | str, root: Root) -> list[str]:
     if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
         layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
     lines = [f"{number} {root.where}, {root.direction}{layers}: {figure(root)}"]
-    if root.cause:
-        word = "cause" if root.rung != "1" else "found"
-        lines.append(f"  {word}: {root.cause}")
-    for side, line, operation in zip(("reference", "port"), root.lines, root.operations):
-        lines.append(f"  {side}: {line}  [{operation}]")
-    lines += [f"  known: {hint}" for hint in root.hints[:2]]
-    if root.remedy:
-        first, *rest = root.remedy.splitlines()
-        lines += [f"  try: {first}", *[f"       {line}" for line in rest]]
+    for word, said in details(root):
+        first, *rest = said.splitlines()
+        lines += [f"  {word}: {first}", *[f"       {line}" for line in rest]]
     if root.direction == "initial values":
         places = names.places_of([spot.where for spot in root.spots])
         lines += [f"  {places[s.where]}: {s.detail}" for s in _one_of_each(root)[:4]]
     return lines
+
+
+def details(root: Root) -> list[tuple[str, str]]:
+    """Returns what is known of a root: a word, such as "cause", and what it says."""
+    found = [("cause" if root.rung != "1" else "found", root.cause)]
+    found += [(side, f"{line}  [{operation}]") for side, line, operation
+              in zip(("reference", "port"), root.lines, root.operations)]  # fmt: skip
+    found += [("known", hint) for hint in root.hints[:2]]
+    return [(word, said) for word, said in [*found, ("try", root.remedy)] if said]
 
 
 def _one_of_each(root: Root) -> list[Any]:

@@ -11,12 +11,12 @@ import numpy as np
 from lockstep.check.layout import Shape
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
+from lockstep_recorder.graph import Graph
 from lockstep_recorder.operations import COLUMNS, labels_of
 from lockstep_recorder.recording import prefixed
 from lockstep_recorder.wire import group
 
 EQUAL = 1e-9  # relative: of figures whose sums are taken in another order
-PARAMETER, BATCH = 1, 2
 
 
 class Asked(Protocol):
@@ -42,7 +42,7 @@ class Computed:
         return prod(self.shape)
 
 
-class SideTape:
+class SideTape(Graph):
     """One side's tape: values, and which elements of its tensors they hold.
 
     Args:
@@ -57,7 +57,6 @@ class SideTape:
             for v in about["values"]
         ]  # fmt: skip
         self.loss: int = about["loss"]
-        self.depends = self._dependences()
         self.names = [v.name for v in self.values if v.op == "parameter"]
         self.numbers = {v.name: n for n, v in enumerate(self.values) if v.op == "parameter"}
         sizes = [self.values[self.numbers[name]].size for name in self.names]
@@ -67,14 +66,11 @@ class SideTape:
         self._labels = {int(n): x.astype(np.int64) for n, x in group(arrays, "elements").items()}
         self._frontiers: dict[int, tuple[int, ...]] = {}
 
-    def _dependences(self) -> list[int]:
-        found: list[int] = []
-        for value in self.values:
-            own = {"parameter": PARAMETER, "batch": BATCH}.get(value.op, 0)
-            for n in value.inputs:
-                own |= found[n]
-            found.append(own)
-        return found
+    def inputs(self, number: int) -> tuple[int, ...]:
+        return self.values[number].inputs
+
+    def origins(self) -> list[str]:
+        return [value.op for value in self.values]
 
     def tell(self, number: int) -> str:
         """Describes an operation: its name, the shapes of its inputs, its attributes."""
@@ -92,31 +88,8 @@ class SideTape:
         lines = (self.values[n].line for n in (number, *above))
         return next(filter(None, lines), "")
 
-    def is_pure(self, number: int) -> bool:
-        """Says if a value depends on parameters alone."""
-        return self.depends[number] == PARAMETER
-
-    def is_data(self, number: int) -> bool:
-        """Says if a value depends on the batch."""
-        return bool(self.depends[number] & BATCH)
-
     def is_float(self, number: int) -> bool:
         return any(kind in self.values[number].dtype for kind in ("float", "complex"))
-
-    @cached_property
-    def needed(self) -> set[int]:
-        """The values that reach the loss."""
-        return self.above([self.loss])
-
-    @cached_property
-    def data(self) -> list[int]:
-        """The values that depend on the batch and reach the loss, in order."""
-        return [n for n in sorted(self.needed) if self.is_data(n)]
-
-    @cached_property
-    def meetings(self) -> list[int]:
-        """Lists the operations at which data meets parameters."""
-        return [n for n in self.data if any(map(self.is_pure, self.values[n].inputs))]
 
     @cached_property
     def users(self) -> dict[int, list[int]]:
@@ -126,17 +99,6 @@ class SideTape:
             for i in set(self.values[n].inputs):
                 found[i].append(n)
         return found
-
-    def above(self, numbers: Iterable[int]) -> set[int]:
-        """These values and all that they are made of."""
-        stack = list(numbers)
-        seen = set(stack)
-        while stack:
-            for n in self.values[stack.pop()].inputs:
-                if n not in seen:
-                    seen.add(n)
-                    stack.append(n)
-        return seen
 
     def made_of(self, number: int) -> set[int]:
         """Returns all values that are made of one, and reach the loss."""
