@@ -5,13 +5,8 @@ numerics, once with the code of COMMIT and once with the working tree, on this m
 number and every tensor of the last checkpoint must have the same bits. It also compares the lists
 of planted bugs: a bug that CI caught at COMMIT must still be caught by CI. What COMMIT gave is kept
 in the user's cache folder, so that the next comparison with it takes half the time.
-
-`--allow-rounding` accepts curves that differ by rounding alone, where a change makes XLA add in
-another order: 1e-14 of a number's size in float64, 1e-5 in float32. Use it for one commit, and say
-so in its message.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -44,7 +39,6 @@ CONFIGS = {
 POLICIES = ("fp64", "fp32")
 RUN = "--numerics strict --steps 8 --eval-every 4 --eval-batches 2 --device cpu --out"
 FRAMEWORKS = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
-ROUNDING = {"fp64": 1e-14, "fp32": 1e-5}  # of the largest number, with --allow-rounding
 # What a log says about time and memory, which are no results.
 COSTS = {"tokens_per_second", "mfu", "peak_bytes", "seconds"}
 # Planted bugs that went with the code in which they were planted, or have another name.
@@ -65,21 +59,9 @@ class Record(NamedTuple):
     numbers: dict[str, float]  # logged number -> value, such as "train 3 loss"
     tensors: dict[str, np.ndarray]  # of the last checkpoint, such as "mu/blocks.0.norm1.weight"
 
-    def digest(self) -> str:
-        """A hash of all bits, to show beside the name of the run."""
-        sha = hashlib.sha256(json.dumps(self.numbers, sort_keys=True).encode())
-        for name, tensor in sorted(self.tensors.items()):
-            sha.update(name.encode() + tensor.tobytes())
-        return sha.hexdigest()[:12]
 
-
-def differences(before: Record, after: Record, rounding: float = 0.0) -> Iterator[str]:
-    """Yields one line for each number and tensor in which two runs differ.
-
-    Args:
-        rounding: the largest accepted difference, as a share of the largest number; 0 asks for
-            equal bits.
-    """
+def differences(before: Record, after: Record) -> Iterator[str]:
+    """Yields one line for each number and tensor of which two runs have other bits."""
     for kind, old, new in (
         ("number", before.numbers, after.numbers),
         ("tensor", before.tensors, after.tensors),
@@ -89,21 +71,16 @@ def differences(before: Record, after: Record, rounding: float = 0.0) -> Iterato
                 yield f"{kind} {name}: only {'after' if name in new else 'before'}"
                 continue
             one, other = np.asarray(old[name]), np.asarray(new[name])
-            if one.dtype != other.dtype or one.shape != other.shape:
-                yield f"{kind} {name}: {one.dtype}{one.shape} became {other.dtype}{other.shape}"
-            elif one.tobytes() != other.tobytes():
-                gap = relative_gap(one, other)
-                if not gap <= rounding:  # NaN is no rounding
-                    yield f"{kind} {name}: relative gap {gap:.3g}"
+            if one.shape != other.shape or one.tobytes() != other.tobytes():
+                yield f"{kind} {name}: {describe_gap(one, other)}"
 
 
-def relative_gap(one: np.ndarray, other: np.ndarray) -> float:
+def describe_gap(one: np.ndarray, other: np.ndarray) -> str:
     """The largest difference, as a share of the largest number."""
-    if one.dtype.kind not in "fV":
-        return float("inf")
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return f"{one.dtype}{one.shape} became {other.dtype}{other.shape}"
     wide, also = one.astype(np.float64), other.astype(np.float64)
-    size = np.abs(wide).max(initial=0.0)
-    return float(np.abs(wide - also).max(initial=0.0) / size) if size else float("inf")
+    return f"relative gap {np.abs(wide - also).max() / np.abs(wide).max():.3g}"
 
 
 def lost_bugs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
@@ -224,7 +201,7 @@ def check_out(commit: str, folder: Path) -> Path:
     return tree
 
 
-def compare(commit: str, *, rounding: bool, bugs: bool) -> list[str]:
+def compare(commit: str, *, bugs: bool) -> list[str]:
     """Everything that the working tree does otherwise than the commit; prints as it goes."""
     folder = cache_folder() / "gate"
     old = check_out(commit, folder / "trees")
@@ -237,10 +214,9 @@ def compare(commit: str, *, rounding: bool, bugs: bool) -> list[str]:
         kept = folder / old.name / where
         before = train(old, kept, config, policy, framework, reuse=True)
         after = train(ROOT, folder / "now" / where, config, policy, framework)
-        found = [*differences(before, after, ROUNDING[policy] if rounding else 0.0)]
-        same = before.digest() == after.digest()
-        verdict = "same bits" if same else "DIFFERENT" if found else "equal but for rounding"
-        print(f"{name:22}{policy:6}{framework:7}{before.digest()}  {verdict}", flush=True)
+        found = [*differences(before, after)]
+        verdict = "DIFFERENT" if found else "same bits"
+        print(f"{name:22}{policy:6}{framework:7}{verdict}", flush=True)
         return [f"{name}, {policy}, {framework}: {line}" for line in found]
 
     jobs = [(n, p, f) for n in CONFIGS for p in POLICIES for f in FRAMEWORKS]
@@ -257,15 +233,10 @@ def compare(commit: str, *, rounding: bool, bugs: bool) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parity_tests.gate", description=__doc__)
     parser.add_argument("commit", metavar="COMMIT", help="the code to compare with, such as HEAD")
-    more: dict[str, str] = {
-        "--allow-rounding": "accept a difference of rounding (default: ask for equal bits)",
-        "--curves-alone": "leave out the planted bugs (default: off)",
-    }
-    for flag, meaning in more.items():
-        parser.add_argument(flag, action="store_true", help=meaning)
+    parser.add_argument("--curves-alone", action="store_true",
+                        help="leave out the planted bugs (default: off)")  # fmt: skip
     given = parser.parse_args(argv)
-    bugs = not given.curves_alone
-    problems = compare(given.commit, rounding=given.allow_rounding, bugs=bugs)
+    problems = compare(given.commit, bugs=not given.curves_alone)
     for problem in problems[:40]:
         print(problem)
     print(f"{len(problems)} differences" if problems else "the gate is green")

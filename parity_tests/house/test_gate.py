@@ -16,14 +16,11 @@ def record() -> Record:
     return Record({"train 1 loss": 2.0}, {"weights/embed.weight": weights})
 
 
-@pytest.mark.parametrize(("factor", "rounding", "seen"), [
-    (1.0, 0.0, False), (1 + 2**-52, 0.0, True), (1 + 2**-52, 1e-14, False),
-    (1 + 1e-12, 1e-14, True), (np.nan, 1e-14, True), (-1.0, 1e-14, True),
-])  # fmt: skip
-def test_a_changed_tensor_is_seen(factor: float, rounding: float, seen: bool) -> None:
+@pytest.mark.parametrize("factor", [1.0, 1 + 2**-52, np.nan, -1.0])
+def test_a_changed_tensor_is_seen(factor: float) -> None:
     changed = record()
     changed.tensors["weights/embed.weight"] = record().tensors["weights/embed.weight"] * factor
-    assert bool([*differences(record(), changed, rounding)]) == seen
+    assert bool([*differences(record(), changed)]) == (factor != 1)
 
 
 def test_a_lost_bug_is_seen() -> None:
@@ -43,6 +40,5 @@ def test_a_run_with_another_rate_is_seen(tmp_path: Path) -> None:
         for number, more in enumerate(("", "", " --lr 0.0019"))
     )
     assert first.tensors and not [*differences(first, again)]
-    assert first.digest() == again.digest() != other.digest()
-    assert any("loss" in line for line in differences(first, other, 1e-14))
-    assert any("weights/" in line for line in differences(first, other, 1e-14))
+    assert any("loss" in line for line in differences(first, other))
+    assert any("weights/" in line for line in differences(first, other))
