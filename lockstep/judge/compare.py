@@ -171,12 +171,8 @@ def stack(sets: list[Arrays]) -> Arrays:
 
 def changed_tensors(before: TrainState, after: TrainState) -> list[str]:
     """The tensors whose values are no longer the same."""
-    return [
-        f"{field} {name}"
-        for field in ("params", "mu", "nu", "amaxes")
-        for name, array in getattr(before, field).items()
-        if not np.array_equal(array, getattr(after, field)[name])
-    ]
+    now = after.tensors
+    return [name for name, x in before.tensors.items() if not np.array_equal(x, now[name])]
 
 
 def _norms(a: np.ndarray, b: np.ndarray) -> str:

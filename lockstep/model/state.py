@@ -10,6 +10,9 @@ from lockstep.formats.table import HISTORY
 from lockstep.model import params
 from lockstep.model.params import Arrays
 
+COUNTERS = ("step", "updates", "loss_scale", "good_steps")
+TENSORS = ("params", "mu", "nu", "amaxes")
+
 
 class Part(NamedTuple):
     """Which process of a run holds these pieces of its state."""
@@ -46,6 +49,11 @@ class TrainState:
     # and the output's gradient in each of the last steps, the newest first; 0 before the first.
     amaxes: Arrays = field(default_factory=dict)
     part: Part | None = None
+
+    @property
+    def tensors(self) -> Arrays:
+        """All tensors, by field and name, as "mu head.weight"."""
+        return {f"{part} {name}": x for part in TENSORS for name, x in getattr(self, part).items()}
 
 
 def initial_state(config: Config, given: Arrays | None = None) -> TrainState:

@@ -73,28 +73,17 @@ def loss_scale(case: Case) -> Iterator[Finding]:
     chosen = choose(STEPS, config.optim.accum, case.seed)
     config, state, windows = overflowing(config, case.windows(STEPS), chosen)
     overflows = np.asarray(chosen.any(1))
-    table = learning_rates(config.optim)
-    automaton = Automaton(config.precision.loss_scale_init, config.precision.loss_scale_factor,
-                          config.precision.loss_scale_interval)  # fmt: skip
-    scales, updates = [], np.concatenate([[0], np.cumsum(~overflows)])
-    for overflow in overflows:
-        scales.append(automaton.scale)
-        automaton.step(finite=not overflow)
-    ends = (STEPS, int(updates[-1]), automaton.scale, automaton.good_steps)
     for side in case.sides:
         seen = side.steps(config, state, windows)
-        end = (seen.end.step, seen.end.updates, seen.end.loss_scale, seen.end.good_steps)
-        wrong: dict[str, np.ndarray] = {
-            "loss scales": seen.loss_scale != np.array(scales),
+        wrong = {
             "skipped steps": seen.skipped != overflows,
-            "learning rates": seen.lr != table[updates[:-1]],
             "finite gradient norms": np.isfinite(seen.grad_norm) == overflows,
         }
         for what, steps in wrong.items():
             off = [f"step {t + 1}" for t in np.flatnonzero(steps)]
             yield empty(f"{what} not the automaton's", side.name, off)
-        counts = [f"{end} for {ends}"] if end != ends else []
-        yield empty("step, updates, scale and good steps at the end", side.name, counts)
+        for rule, strays in find_strays(config, state, seen).items():
+            yield empty(rule, side.name, strays)
         lone = side.steps(config, state, windows.select(np.flatnonzero(overflows)[:1]))
         yield empty("moved by a skipped step", side.name, changed_tensors(state, lone.end))
     yield from _lone_overflows(case.replace(tied=False))

@@ -17,13 +17,12 @@ from lockstep.judge.compare import changed_tensors, compare_measures
 from lockstep.judge.tolerances import MEMORY, NORM, PASS
 from lockstep.judge.verdict import Finding, check_bound, empty, locate
 from lockstep.model.params import Arrays
-from lockstep.model.state import TrainState
+from lockstep.model.state import TENSORS, TrainState
 from lockstep.parity.automaton import find_strays
 from lockstep.parity.case import Case
 from lockstep.parity.matrix import NO_CLIP
 from lockstep.parity.side import Side
 
-TENSORS = ("params", "mu", "nu", "amaxes")
 # Pooled: in one small batch a few numbers near the loss give all tensors their error.
 BATCHES, WINDOWS = 16, 8
 # A gradient of norm 1e-6 is some 1e-8 an element here, which is Adam's epsilon.
@@ -255,8 +254,7 @@ def _updates(case: Case, config: Config, windows: Batch | None = None) -> Any:
     def measure(side: Side, state: TrainState) -> Arrays:
         if case.exact:
             steps = side.steps(config, state, given)
-            made = {f"{f} {name}": x for f in TENSORS for name, x in getattr(steps.end, f).items()}
-            return {**made, "loss": steps.loss, "grad norm": steps.grad_norm}
+            return {**steps.end.tensors, "loss": steps.loss, "grad norm": steps.grad_norm}
         zeros = {name: np.zeros_like(x) for name, x in state.mu.items()}
         still = replace(state, mu=zeros, nu=zeros)
         return case.comparable(side.first_moments(config, still, given))

@@ -16,17 +16,14 @@ from lockstep.judge.envelope import RESTARTS, compare_programs, curve_noise, per
 from lockstep.judge.noise import PLAIN, Perturbation
 from lockstep.judge.tolerances import CURVE, CURVE_NORM, END, RUN, RUN_NORM, envelope_cap
 from lockstep.judge.verdict import Finding, Verdict, check_bound, empty, locate
-from lockstep.model.params import Arrays
-from lockstep.model.state import TrainState
+from lockstep.model.state import COUNTERS, TrainState
 from lockstep.parity.automaton import find_strays
 from lockstep.parity.case import Case
 from lockstep.parity.matrix import EXACT_STEPS
 from lockstep.parity.side import Side, Steps
 from lockstep.run import checkpoint
 
-TENSORS = ("params", "mu", "nu", "amaxes")
 REPORTED = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # of each step
-COUNTERS = ("step", "updates", "loss_scale", "good_steps")  # of a state
 # From here the first steps of a run under a loss scale overflow, and the later ones do not.
 HIGH_SCALE = 2.0**20
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
@@ -197,7 +194,7 @@ def exact_findings(where: str, a: Steps, b: Steps) -> list[Finding]:
         check_bound("gap of the gradient norms", f"{where}, step {norm.argmax() + 1}",
                 float(norm.max()), norm_bound.bound),
         *locate(f"{where}, the end", norm_rule(
-            tensors(a.end), tensors(b.end), bound=END.bound)),
+            a.end.tensors, b.end.tensors, bound=END.bound)),
     ]  # fmt: skip
 
 
@@ -230,11 +227,7 @@ def read_norms(train: Any, steps: int) -> Any:
 
 def read_end(train: Any) -> Any:
     """Perturbation -> the tensors of the state after the last step."""
-    return lambda perturbation: tensors(train(perturbation).end)
-
-
-def tensors(state: TrainState) -> Arrays:
-    return {f"{field} {name}": x for field in TENSORS for name, x in getattr(state, field).items()}
+    return lambda perturbation: train(perturbation).end.tensors
 
 
 def compare_scales(

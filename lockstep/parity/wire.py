@@ -6,20 +6,17 @@ import numpy as np
 
 from lockstep.data.batch import Batch
 from lockstep.model.params import Arrays
-from lockstep.model.state import TrainState
+from lockstep.model.state import COUNTERS, TENSORS, TrainState
 from lockstep_recorder.wire import group
-
-COUNTERS = ("step", "updates", "loss_scale", "good_steps")
-ARRAYS = ("params", "mu", "nu", "amaxes")
 
 
 def pack(state: TrainState) -> tuple[dict[str, Any], Arrays]:
-    arrays = {f"{f}/{name}": x for f in ARRAYS for name, x in getattr(state, f).items()}
+    arrays = {f"{f}/{name}": x for f in TENSORS for name, x in getattr(state, f).items()}
     return {name: getattr(state, name) for name in COUNTERS}, arrays
 
 
 def unpack(counters: dict[str, Any], arrays: Arrays) -> TrainState:
-    fields: dict[str, Any] = {field: group(arrays, field) for field in ARRAYS}
+    fields: dict[str, Any] = {field: group(arrays, field) for field in TENSORS}
     return TrainState(**fields, **{name: counters[name] for name in COUNTERS})
 
 

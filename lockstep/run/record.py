@@ -12,7 +12,7 @@ from lockstep.files import stream
 from lockstep.files.durable import sync
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.formats.table import HISTORY
-from lockstep.model.state import TrainState
+from lockstep.model.state import COUNTERS, TrainState
 from lockstep.run import shards
 
 FORMAT = 3  # another one where FIELDS change, or what their values mean
@@ -20,7 +20,6 @@ OLDEST = 2  # whose checksum of a file is that of its header, which has those of
 FILES = shards.file_names(0, 1)
 RECORD = "state.json"
 RECORD_LIMIT = 2_000_000  # bytes
-COUNTERS = ("step", "updates", "loss_scale", "good_steps")
 FIELDS: dict[str, type] = {
     "format": int, "step": int, "updates": int, "loss_scale": float, "good_steps": int,
     "amaxes": dict, "dtype": str, "names": list, "frozen": list, "shards": int, "sha256": dict,
