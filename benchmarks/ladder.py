@@ -106,8 +106,10 @@ def policies(rows: Rows) -> str:
             f"rung {RUNGS[nearest['rung'] - 1]}" if nearest else "",
             f"{figure(curves)}: {curves['rule']}" if curves else "",
         ])  # fmt: skip
-    head = ["policy", "rungs equal, of those climbed",
-            "largest figure but memory's, of its tolerance", "gap of the loss curves"]  # fmt: skip
+    head = [
+        "policy", "rungs equal, of those climbed",
+        "largest figure of its tolerance, memory excluded", "gap of the loss curves",
+    ]  # fmt: skip
     return markdown(head, lines)
 
 
