@@ -61,6 +61,7 @@ from lockstep.formats import rounding
 from lockstep.judge import compare
 from lockstep.model import flops, params
 from lockstep.model.segments import segments
+from lockstep.model.stacked import is_stacked
 from lockstep.model.state import TrainState
 from lockstep.monitor import history
 from lockstep.parity import case
@@ -222,6 +223,7 @@ DATA: list[tuple[Any, ...]] = [
 # --- initial values and decay
 
 RESIDUAL = ("attn.proj.weight", "mlp.down.weight")
+STACKED = jax_impl.extra.scan.Stacked
 
 
 def change_initial(change: Callable[..., np.ndarray]) -> Plant:
@@ -246,6 +248,30 @@ def change_decays(wrong: Callable) -> Plant:
     """In both twins, which share it."""
     owners = jax_impl.step, torch_ref.optim
     return several(*(wrap(owner, "decays", wrong) for owner in owners))
+
+
+def decay_by_own_names(right: Callable, optim: OptimConfig, mask: Any, *rest: Any) -> Any:
+    """Names of stacked layers, blocks.mlp.up.weight, are taken for the model's."""
+    return right(optim, {name: params.decays(name, optim.decay) for name in mask}, *rest)
+
+
+def freeze_by_own_names(config: Config) -> list[str]:
+    stacked = {name: re.sub(r"\.\d+", "", name) for name in params.shapes(config.model)}
+    trains, freeze = config_module.trains, config.optim.freeze
+    return [name for name, own in stacked.items() if trains(own, config.model, freeze)]
+
+
+def turn_layers(right: Callable, self: Any, measure: Callable, tensors: Any) -> Any:
+    """Of a stack the last layer comes first."""
+    return right(self, measure, {
+        name: x[::-1] if is_stacked(name) else x for name, x in tensors.items()})  # fmt: skip
+
+
+def leave_out_pattern(flag: str) -> Plant:
+    """Layers in which this flag is not the same pass for alike."""
+    right = Config._patterns.fget  # type: ignore[attr-defined]
+    return put(Config, "_patterns", property(lambda self: {
+        name: x for name, x in right(self).items() if name != flag}))  # fmt: skip
 
 
 READ_TENSORS = llmc.read_tensors
@@ -289,7 +315,8 @@ INITIAL: list[tuple[Any, ...]] = [
           ("adapters-though-frozen", lambda name, model, freeze="": model.lora_rank > 0
            and name.endswith(params.ADAPTERS), "lora", "*.mlp"),
           ("beside-adapters", lambda name, model, freeze="": True, "lora", ""),
-          ("though-frozen", lambda name, model, freeze="": True, "tiny", "embed,*.attn,*.norm1"),
+          ("though-frozen", lambda name, model, freeze="": True, "tiny",
+           "embed,blocks.*.attn,*.norm1"),
           ("but-for-one-a", lambda name, model, freeze="": name.endswith(".lora_b"), "lora", ""))),
     ("adapters-do-not-decay", "decay", decay_without(
         lambda name: name.endswith(params.ADAPTERS)), "torch", "lora"),
@@ -300,6 +327,15 @@ INITIAL: list[tuple[Any, ...]] = [
     ("gains-decay", "decay", decay_also(lambda name: "norm" in name), "torch", "tiny"),
     ("patterns-of-decay-forgotten", "decay", change_decays(
         lambda right, name, patterns="": right(name)), "torch", "tiny", "blocks.*.mlp,head"),
+    ("stacked-names-decay", "decay", wrap(jax_impl.step, "optimizer", decay_by_own_names),
+     "jax", "tiny", "blocks.*.mlp,head", "scan"),
+    ("stacked-names-are-frozen", "what_moves", put(
+        Config, "trained", property(freeze_by_own_names)), "scan"),
+    ("norms-of-stacked-layers-turned", "what_moves", wrap(STACKED, "by_tensor", turn_layers),
+     "scan"),
+    *((f"one-program-for-layers-of-another-{name}", "one_program", leave_out_pattern(f"--{flag}"),
+       flag.replace("-", "_")) for name, flag in (
+        ("decay", "decay"), ("freeze", "freeze"), ("adapter", "lora-targets"))),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import peft
 import torch
 
 from benchmarks.peers import hf_model
+from lockstep.model.stacked import scans_layers
 from lockstep.model.state import initial_state
 from lockstep.weights import init
 from parity_tests.oracles import Call, checks
@@ -168,19 +169,22 @@ DECAYING = {  # model and --decay -> what decays, in each layer and beside the l
 }  # fmt: skip
 
 
-def check_decay(framework: str, model: str, patterns: str = "") -> None:
+SMALL: dict[str, Any] = {"n_layer": 2, "d_model": 16, "context": 8, "policy": "fp64"}
+
+
+def check_decay(framework: str, model: str, patterns: str = "", layers: str = "unroll") -> None:
     """A step with a decay of 0.5 differs from one with none by -0.5 times rate times weight, in
     the tensors that decay, and by nothing elsewhere."""
-    small = {"n_layer": 1, "d_model": 16, "context": 8, "warmup": 0, "lr": 0.25, "policy": "fp64"}
+    flags = {**SMALL, "warmup": 0, "lr": 0.25, "decay": patterns, "layers": layers}
     after = []
     for decay in (0.0, 0.5):
-        config = config_of(model, **small, decay=patterns, weight_decay=decay)
+        config = config_of(model, **flags, weight_decay=decay)
         state = perturbed(config)
         twin = start(framework, config, state)
         twin.step(twin.place(window(config, 0)))()
         after.append(twin.state().params)
     inside, beside = DECAYING[model, patterns]
-    decaying = {*(f"blocks.0.{name}" for name in inside), *beside}
+    decaying = {f"blocks.{i}.{name}" for i in range(2) for name in inside} | {*beside}
     assert decaying <= state.params.keys()
     for name, x in state.params.items():
         expected = -0.5 * 0.25 * x if name in decaying else np.zeros_like(x)
@@ -188,8 +192,9 @@ def check_decay(framework: str, model: str, patterns: str = "") -> None:
 
 
 FREEZE = {  # model and --freeze -> what is trained in each of three layers, and beside them
-    ("tiny", "embed,*.attn,*.norm1"): (["mlp.gate.weight", "mlp.up.weight", "mlp.down.weight",
-                                        "norm2.weight"], ["norm.weight", "head.weight"]),
+    ("tiny", "embed,blocks.*.attn,*.norm1"): (
+        ["mlp.gate.weight", "mlp.up.weight", "mlp.down.weight", "norm2.weight"],
+        ["norm.weight", "head.weight"]),
     ("lora", ""): DECAYING["lora", ""],
     ("lora", "*.mlp"): ([f"attn.{name}.lora_{x}" for name in ("qkv", "proj") for x in "ab"], []),
     ("lora", "head,*.lora_a"): ([f"{name}.lora_b" for name in (*WIDE, "mlp.gate")], []),
@@ -204,12 +209,43 @@ def check_trained(model: str, patterns: str) -> None:
     assert {*config_of(model, freeze=patterns, **flags).trained} == expected
 
 
+def check_what_moves(layers: str) -> None:
+    """A step moves what no pattern of `--freeze` names, in each layer, and logs the norms of these
+    tensors' own gradients: after a first step a moment is a tenth of them."""
+    patterns = "embed,blocks.*.attn,*.norm1"
+    flags = {"n_kv_head": 0, "qkv_bias": False, "qk_norm": False, "layers": layers, "clip": 1e9}
+    config = config_of("tiny", **SMALL, **flags, freeze=patterns)
+    state = perturbed(config)
+    twin = start("jax", config, state)
+    norms, after = twin.step(twin.place(window(config, 0)))().norms, twin.state()
+    inside, beside = FREEZE["tiny", patterns]
+    expected = {f"blocks.{i}.{name}" for i in range(2) for name in inside} | {*beside}
+    moved = {n for n, x in state.params.items() if not np.array_equal(after.params[n], x)}
+    assert moved == norms.keys() == expected
+    for name, norm in norms.items():
+        assert math.isclose(norm, 10 * np.linalg.norm(after.mu[name]), rel_tol=1e-12), name
+
+
+SOME = {"decay": "blocks.1.mlp,head", "freeze": "embed,blocks.0", "lora_targets": "*.qkv,blocks.0"}
+ALL = {"decay": "*.mlp,head", "freeze": "embed,*.mlp", "lora_targets": "*.qkv,blocks.*.mlp"}
+
+
+def check_one_program(flag: str) -> None:
+    """Deep models' layers are one program, but where a pattern is for some of them alone."""
+    flags = {"n_layer": 24, "lora_rank": 3 * (flag == "lora_targets")}
+    found = [scans_layers(config_of("gpt2", **flags, **{flag: of[flag]})) for of in (ALL, SOME)]
+    assert found == [True, False]
+
+
 @checks(
     (check_llm_c, "12"), (check_llm_c, "7"), *((check_trained, *which) for which in FREEZE),
     *((check_values, model) for model in MODELS), (check_transformers,), (check_peft,),
     (check_seeds,), (check_seeds_of_adapters,),
     *((check_a_twin_starts_so, framework) for framework in FRAMEWORKS),
     *((check_decay, "torch", *which) for which in DECAYING), (check_decay, "jax", "lora"),
+    *((check_decay, "jax", "tiny", "blocks.*.mlp,head", layers) for layers in ("unroll", "scan")),
+    *((check_what_moves, layers) for layers in ("unroll", "scan")),
+    *((check_one_program, flag) for flag in SOME),
 )  # fmt: skip
 def test_it_begins_and_decays_as_it_should(check: Call, call: Call) -> None:
     call(check)
