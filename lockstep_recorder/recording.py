@@ -35,7 +35,7 @@ def record(
     Args:
         curve: steps of the loss curve.
         seed: of what is added to the weights, for gains of one and biases of zero hide bugs.
-        given: `weights/N`, `batch/S/N` and `fed/L/S/grad/N` of another recording.
+        given: `weights/N`, all of `batch/S/N`, and `fed/L/S/grad/N` of another recording.
         spec: of the batches that are given.
         batches: which the program has drawn already.
     """
@@ -49,10 +49,10 @@ def record(
     weights = group(arrays, "weights/0")
     about: dict[str, Any] = {"initial": {n: moments(x) for n, x in initial.items()}, "lacks": {}}
     del initial  # memory is short where a program is large
-    steps = range(max(curve, STEPS))
     if spec:
-        batches = [(spec, group(given, f"batch/{s}")) for s in steps]
-    batches = batches or [side.batch(step) for step in steps]
+        drawn = {int(name.split("/")[1]) for name in given if name.startswith("batch/")}
+        batches = [(spec, group(given, f"batch/{step}")) for step in sorted(drawn)]
+    batches = batches or [side.batch(step) for step in range(max(curve, STEPS))]
     first = batches[0]
     about["batch"] = first[0]
     arrays.update(prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)

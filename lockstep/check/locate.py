@@ -292,6 +292,9 @@ def _hints(spot: Spot, calls: Calls, ours: Calls, partnerless: list[str]) -> lis
     """Tells the reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
+    if spot.rule == "input":
+        at = calls.events.index(f"+{spot.where}")
+        inside = [r for r in inside if calls.events.index(f"-{r}") < at]
     whole = names.numbers_of_no_layer(calls.kinds)
     found: dict[str, str] = {}
     for r in inside:

@@ -147,7 +147,52 @@ def update(model, opt, step):
 )
 STEPPED = GATHERED[: GATHERED.index("def update")]
 GAINS = ATTENTION[ATTENTION.index("        x = x + self.attention") : ATTENTION.index("def build")]
-PROGRAMS = {"attention": ATTENTION, "cell": CELL, "gathered": GATHERED, "stepped": STEPPED}
+FUSED = (
+    ATTENTION.replace(
+        "self.q, self.k, self.v = nn.Linear(D, D), nn.Linear(D, D // G), nn.Linear(D, D // G)",
+        "self.qkv = nn.Linear(D, 3 * D)",
+    )
+    .replace(
+        "q, k, v = (f(x).view(b, t, -1, D // H).transpose(1, 2) for f in (self.q, self.k, self.v))",
+        "q, k, v = self.qkv(x).view(b, t, 3, H, D // H).permute(2, 0, 3, 1, 4)",
+    )
+    .replace("        k, v = (each.repeat_interleave(G, 1) for each in (k, v))\n", "")
+)
+POOLED = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
+        self.head = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, tokens, mask):
+        x, kept = self.norm(self.embed(tokens)), mask[..., None]
+        pooled = (x * kept).sum(1) / kept.sum(1)
+        return self.head(pooled)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["tokens"], batch["mask"]).square().mean()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    lengths = draw.integers(3, 6, 4)
+    return {"tokens": draw.integers(0, 11, (4, 6)), "mask": (np.arange(6) < lengths[:, None]).astype("int64")}
+"""
+HEAD = POOLED[POOLED.index("        self.head =") : POOLED.index("def build")]
+PROGRAMS = {"attention": ATTENTION, "cell": CELL, "gathered": GATHERED, "stepped": STEPPED,
+            "fused": FUSED, "pooled": POOLED}  # fmt: skip
 
 
 class Plant(NamedTuple):
@@ -164,6 +209,16 @@ PLANTS = [
           "scores", "attention", "mask: none, for padding by mask"),
     Plant("attention", "attention groups", "each.repeat_interleave(G, 1)", "each.repeat(1, G, 1, 1)",
           "attention", "groups: tiled, for repeated"),
+    Plant("fused", "attention fused", "view(b, t, 3, H, D // H).permute(2, 0, 3, 1, 4)",
+          "view(b, t, H, 3, D // H).permute(3, 0, 2, 1, 4)", "attention",
+          "fused: query, key and value in each head, for query, key and value"),
+    Plant("pooled", "mean over padding", HEAD, HEAD.replace("self.head = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1))",
+          "self.first, self.last = nn.Linear(8, 5), nn.Linear(5, 1)").replace(
+          "(x * kept).sum(1) / kept.sum(1)", "x.mean(1)").replace(
+          "self.head(pooled)", "self.last(torch.tanh(self.first(pooled)))"), "head.0",
+          "the mean over axis 1 of norm, for the mean over axis 1 under mask"),
+    Plant("pooled", "reduction", "(x * kept).sum(1) / kept.sum(1)", "x[:, 0] + 0 * kept.sum(1)",
+          "head", "the first along axis 1 of norm, for the mean over axis 1 under mask"),
     Plant("attention", "attention rotary", "a, b = x[..., :half], x[..., half:]",
           "a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack([a * cos - b * sin, b * cos + a "
           "* sin], -1).flatten(-2)", "attention", "rotary: pairs, for halves"),

@@ -116,6 +116,16 @@ def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path
         assert run("check", reference, tmp_path / name) == status
 
 
+@pytest.mark.usefixtures("forked_programs")
+def test_a_port_without_an_optimizer_is_recorded_on_all_batches(tmp_path: Path) -> None:
+    """A reference draws more batches than such a program runs."""
+    programs = [small(tmp_path, name, new="del optimizer") for name in ("ref.py", "port.py")]
+    traces = [tmp_path / program.stem for program in programs]
+    assert run("record", programs[0], "-o", traces[0]) == DONE
+    assert run("record", programs[1], "--like", traces[0], "-o", traces[1]) == DONE
+    assert run("check", *traces) == DONE
+
+
 @tier("rest", guard="what the command calls")
 def test_each_program_has_its_interpreter(tmp_path: Path) -> None:
     used = {name: tmp_path / name for name in ("reference", "port", "recorded")}

@@ -26,7 +26,7 @@ from lockstep.check.locate import Root
 from lockstep.errors import UserError
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,
-           attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
+           glue.reduction, attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
 # What float32 leaves of a value, after some operations.
 FLOAT32 = (1e-10, 1e-5)
 MEASURED = "the gap is of its rounding"

@@ -19,6 +19,8 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 }  # fmt: skip
 ORDERS = {"query, key, value": (0, 1, 2), "key, query, value": (1, 0, 2),
           "query, value, key": (0, 2, 1), "value, key, query": (2, 1, 0)}  # fmt: skip
+FUSED = ("query, key and value", "query, key and value in each head",
+         "query, key and value in each element of a head")  # fmt: skip
 SPLITS = ("heads, head size", "head size, heads")
 ROTARY = {"none": None, "halves": (1e4, False), "pairs": (1e4, True),
           "halves, base 500000": (5e5, False), "pairs, base 500000": (5e5, True)}  # fmt: skip
@@ -26,17 +28,19 @@ ROTARY = {"none": None, "halves": (1e4, False), "pairs": (1e4, True),
 
 def attention(scene: Scene) -> Cause | None:
     """Both programs refitted: the reference near what is usual, the port near the reference."""
-    for q, k, v, heads in _operands(scene):
-        rows = _rows(scene, q.shape[0])
-        q, k, v = (x[rows] for x in (q, k, v))
-        masks = dict(_masks(q.shape[1], k.shape[1], scene, rows))
+    for operands, heads in _operands(scene):
+        rows = _rows(scene, operands[0].shape[0])
+        own = tuple(x[rows] for x in operands)
+        masks = dict(_masks(own[0].shape[1], own[-1].shape[1], scene, rows))
         factors: dict[str, list[Any]] = {
-            "operands": list(ORDERS), "split": list(SPLITS), "scale": list(SCALES),
-            "mask": list(masks), "softmax over": ["keys", "queries"], "merged": list(SPLITS),
-            "heads": heads, "groups": ["repeated", "tiled"], "rotary": list(ROTARY),
+            "fused": list(FUSED[: None if len(own) == 1 else 1]), "operands": list(ORDERS),
+            "split": list(SPLITS), "scale": list(SCALES), "mask": list(masks),
+            "softmax over": ["keys", "queries"], "merged": list(SPLITS), "heads": heads,
+            "groups": ["repeated", "tiled"], "rotary": list(ROTARY),
         }  # fmt: skip
 
-        def value(config: Config, q=q, k=k, v=v, masks=masks) -> np.ndarray | None:  # type: ignore[no-untyped-def]
+        def value(config: Config, own=own, masks=masks) -> np.ndarray | None:  # type: ignore[no-untyped-def]
+            q, k, v = _take_apart(own[0], config) if len(own) == 1 else own
             return _attend(q, k, v, config, masks)
 
         def solve(target: np.ndarray, configs: Iterator[Config], rows=rows, value=value  # type: ignore[no-untyped-def]
@@ -83,35 +87,45 @@ def _cause(theirs: Config, ours: Config) -> Cause | None:
     return Cause(f"attention {changed[0]}", f"attention, {said}", remedy)
 
 
-Operands = tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]
+def _take_apart(fused: np.ndarray, config: Config) -> tuple[np.ndarray, ...]:
+    """Parts (B, T, 3 * heads * size) into query, key and value, each (B, T, heads * size)."""
+    b, t, width = fused.shape
+    at, heads = FUSED.index(config["fused"]), config["heads"]
+    shape = [heads, width // heads // 3]
+    shape.insert(at, 3)
+    parts = np.moveaxis(fused.reshape(b, t, *shape), 2 + at, 0)
+    return tuple(part.reshape(b, t, -1) for part in parts)
 
 
-def _operands(scene: Scene) -> Iterator[Operands]:
-    """Query, key and value as (B, T, heads * size), and how many heads there may be."""
+def _operands(scene: Scene) -> Iterator[tuple[tuple[np.ndarray, ...], list[int]]]:
+    """Yields query, key and value as (B, T, heads * size), or what has all three in one, and how
+    many heads there may be."""
     values = {n: x for n, x in scene.operands.items() if n != "input" and x.ndim in (3, 4)}
     size = int(np.prod(scene.shape))
     named: dict[str, np.ndarray] = {}
-    for x in values.values():
-        if x.ndim == 3 and x.size == 3 * size:
-            for word, third in zip(("query", "key", "value"), np.split(x, 3, axis=-1)):
-                named.setdefault(word, third)
     for name, x in values.items():
         for word in ("query", "key", "value"):
             if word in names.words(name.rpartition(".")[2]) and x.size <= size:
                 named[word] = x
     if len(named) < 3:
+        for x in values.values():
+            if x.ndim == 3 and x.size == 3 * size:
+                yield (x,), _divisors(x.shape[-1] // 3)
+                return
         return
     q, k, v = (named[word] for word in ("query", "key", "value"))
     counts = {x.shape[1] for x in (q, k) if x.ndim == 4}  # (B, heads, T, size)
     flat = [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) if x.ndim == 4 else x
             for x in (q, k, v)]  # fmt: skip
-    width = flat[0].shape[-1]
-    divisors = [n for n in range(1, min(HEADS, width) + 1) if width % n == 0]
-    yield flat[0], flat[1], flat[2], sorted(counts)[-1:] or divisors
+    yield tuple(flat), sorted(counts)[-1:] or _divisors(flat[0].shape[-1])
+
+
+def _divisors(width: int) -> list[int]:
+    return [n for n in range(1, min(HEADS, width) + 1) if width % n == 0]
 
 
 def _rows(scene: Scene, n: int) -> list[int]:
-    """Of the batch: the first, and the one with most padding."""
+    """Chooses rows of the batch: the first, and the one with most padding."""
     padded = [(x.reshape(n, -1) == 0).sum(1) for x in scene.batch.values()
               if x.shape[:1] == (n,) and set(np.unique(x)) <= {0, 1}]  # fmt: skip
     most = int(np.argmax(np.sum(padded, axis=0))) if padded else n - 1

@@ -83,8 +83,12 @@ def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
         return
     parents = calls.parents()
     leaf = spot.rule == "output" and spot.where not in parents.values()
-    around = parents.get(spot.where, "") if spot.rule == "input" else spot.where
-    operands = _operands(around, spot.where, calls)
+    around, before = spot.where, spot.where
+    if spot.rule == "input":
+        around = parents.get(spot.where, "")
+        while around and _are_given_the_same(around, before, calls):
+            around, before = parents.get(around, ""), around
+    operands = _operands(around, before, calls)
     weights = _weights_of(spot.where, evidence) if leaf else {}
     scene = Scene(spot.rule, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
                   weights, evidence.framework, evidence.reference.group("batch/0"))  # fmt: skip
@@ -103,6 +107,12 @@ def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
     if kernel.shape == (given.shape[-1], spot.theirs.shape[-1]):
         others = {name: x for name, x in operands.items() if name != inner}
         yield replace(scene, operands=others, before=given.shape, last=(kernel, held.get("bias")))
+
+
+def _are_given_the_same(outer: str, inner: str, calls: Calls) -> bool:
+    """Says if a module hands on what it is given, as a Sequential does to its first."""
+    values = [calls.arrays.get(f"in/{call}") for call in (outer, inner)]
+    return all(x is not None for x in values) and np.array_equal(*values)  # type: ignore[arg-type]
 
 
 def _operands(around: str, before: str, calls: Calls) -> Arrays:

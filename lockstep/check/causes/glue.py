@@ -14,6 +14,9 @@ from lockstep.model.params import Arrays
 
 ONE = 1e-6  # relative: of a factor that is no other than 1
 OPERANDS = 6  # of a sum, at most
+REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "mean": np.mean, "sum": np.sum, "largest": np.max
+}  # fmt: skip
 SAMPLE = 4096  # elements, on which elementwise formulas are tried first
 
 
@@ -150,6 +153,35 @@ def _last(name: str) -> str:
     parts = name.partition("#")[0].split(".")
     plain = parts[-1] not in ("attend",) and not parts[-1].isdigit()
     return "x" if name == "input" else parts[-1] if plain else ".".join(parts[-2:])
+
+
+def reduction(scene: Scene) -> Cause | None:
+    """An operand is reduced over one axis otherwise, such as by a mean over padding, too."""
+    for name, x in reversed(scene.operands.items()):
+        if x.ndim == len(scene.shape) + 1 and x.size > np.prod(scene.shape):
+            found = both(partial(_reduced, x, scene.batch), scene)
+            if found:
+                theirs, ours = found
+                kinds = {said.partition(" under ")[0] for said in found}
+                entry = "mean over padding" if len(kinds) == 1 else "reduction"
+                text = f"{ours} of {_last(name)}, for {theirs}"
+                return Cause(entry, text, f"compute {theirs} of {_last(name)}")
+    return None
+
+
+def _reduced(x: np.ndarray, batch: Arrays) -> Formulas:
+    for axis in range(x.ndim):
+        for name, function in REDUCTIONS.items():
+            yield f"the {name} over axis {axis}", partial(function, x, axis)
+        for at, name in ((0, "first"), (-1, "last")):
+            yield f"the {name} along axis {axis}", partial(np.take, x, at, axis)
+        for name, given in batch.items():
+            if given.shape == x.shape[: axis + 1] and set(np.unique(given)) <= {0, 1}:
+                kept = given.reshape(given.shape + (1,) * (x.ndim - axis - 1))
+                total = (x * kept).sum(axis)
+                yield (f"the mean over axis {axis} under {name}",
+                       partial(np.divide, total, kept.sum(axis)))  # fmt: skip
+                yield f"the sum over axis {axis} under {name}", partial(np.copy, total)
 
 
 def rearranged(scene: Scene) -> Cause | None:
