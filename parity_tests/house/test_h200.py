@@ -1,5 +1,9 @@
 """What the pages say of one H200 is what its rows say."""
 
+from typing import Any
+
+import pytest
+
 from benchmarks import ladder, report
 from benchmarks.documents import TABLES
 from lockstep.process import ROOT
@@ -25,49 +29,42 @@ def test_every_cell_that_ran_names_the_device() -> None:
     assert devices == {"NVIDIA H200"}
 
 
-def test_cases_are_counted_and_what_differs_is_named() -> None:
-    assert sum(row["cases"] for row in VERDICTS.values()) == 96
-    other = {name: row["verdict"] for name, row in VERDICTS.items() if row["verdict"] != "equal"}
-    assert other == dict.fromkeys(("bf16 4", "bf16 5", "fp64 6"), "different")
-    assert "96 cases of the suite, of which 3 differ, then 93" in page("README.md")
-    assert "93 of them equal and 3 *different*" in page("docs/results.md")
-    assert "93 are equal. Three are *different*" in page("docs/cuda.md")
-    assert "96 cases of the default suite were climbed, of which 3" in page("docs/parity.md")
-    text = ladder.verdicts(VERDICTS)
-    assert "| `bf16` | 24 | 7 of 9 | rung 4: gap over noise 2.13e+03 of 2 at trained" in text
+DELAYED = {f"fp8-delayed {rung}" for rung in (2, 3, 5, 8, 9)}
 
 
-def test_what_is_asked_since_is_counted() -> None:
-    assert sum(row["cases"] for row in SINCE.values()) == 93
-    other = {name for name, row in SINCE.items() if row["verdict"] != "equal"}
-    delayed = {f"fp8-delayed {rung}" for rung in (2, 3, 5, 8, 9)}
-    assert other == {
-        "bf16 2",
-        "bf16 4",
-        "bf16 5",
-        "tf32 9",
-        "fp64 6",
-        "nvfp4 8",
-        "nvfp4 10",
-        *delayed,
-    }
-    assert "93, of which 12 are not equal (five could not run)" in page("README.md")
-    assert "81 are equal, 12 are not" in page("docs/results.md")
-    assert "93 cases were climbed, 81 of them equal" in page("docs/cuda.md")
+@pytest.mark.parametrize(("rows", "cases", "differ", "said"), [
+    (VERDICTS, 96, {"bf16 4", "bf16 5", "fp64 6"}, {
+        "README.md": "96 cases of the suite, of which 3 differ, then 93",
+        "docs/results.md": "93 of them equal and 3 *different*",
+        "docs/cuda.md": "93 are equal. Three are *different*",
+        "docs/parity.md": "96 cases of the default suite were climbed, of which 3"}),
+    (SINCE, 93, {"bf16 2", "bf16 4", "bf16 5", "tf32 9", "fp64 6", "nvfp4 8", "nvfp4 10",
+                 *DELAYED}, {
+        "README.md": "93, of which 12 are not equal (five could not run)",
+        "docs/results.md": "81 are equal, 12 are not",
+        "docs/cuda.md": "93 cases were climbed, 81 of them equal"}),
+    (AGAIN, 66, {"bf16 2", "bf16 4", "bf16 5", "tf32 9", "fp8-delayed 5"}, {
+        "README.md": "then 66, of which 5 differ",
+        "docs/results.md": "66 cases were climbed: 61 are equal, 5 are not",
+        "docs/cuda.md": "66 cases were climbed"}),
+], ids=["first", "since", "again"])  # fmt: skip
+def test_cases_are_counted_and_what_differs_is_named(
+    rows: dict[str, Any], cases: int, differ: set[str], said: dict[str, str]
+) -> None:
+    assert sum(row["cases"] for row in rows.values()) == cases
+    assert {name for name, row in rows.items() if row["verdict"] != "equal"} == differ
+    assert [name for name, text in said.items() if text not in page(name)] == []
 
 
-def test_a_third_time_is_counted() -> None:
-    assert sum(row["cases"] for row in AGAIN.values()) == 66
-    other = {name for name, row in AGAIN.items() if row["verdict"] != "equal"}
-    assert other == {"bf16 2", "bf16 4", "bf16 5", "tf32 9", "fp8-delayed 5"}
-    for name in other & SINCE.keys() - {"fp8-delayed 5"}:
+def test_verdicts_are_what_is_said_of_each() -> None:
+    assert {row["verdict"] for row in VERDICTS.values()} == {"equal", "different"}
+    shown = "| `bf16` | 24 | 7 of 9 | rung 4: gap over noise 2.13e+03 of 2 at trained"
+    assert shown in ladder.verdicts(VERDICTS)
+    for name in ("bf16 2", "bf16 4", "bf16 5", "tf32 9"):
         assert AGAIN[name]["worst"] == SINCE[name]["worst"]
-    assert "then 66, of which 5 differ" in page("README.md")
-    assert "66 cases were climbed: 61 are equal, 5 are not" in page("docs/results.md")
-    text = page("docs/cuda.md")
     delayed = [row["verdict"] for row in AGAIN.values() if row["policy"] == "fp8-delayed"]
     assert (len(delayed), delayed.count("equal")) == (8, 7)
-    assert "66 cases were climbed" in text and "eight of its rungs ran, and seven are equal" in text
+    assert "eight of its rungs ran, and seven are equal" in page("docs/cuda.md")
 
 
 def test_cells_that_compiled_alone_are_as_is_said() -> None:

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from lockstep.process import ROOT
 
 HELP = """
@@ -49,16 +47,5 @@ def test_a_list_of_the_commands_needs_none_of_them() -> None:
 
 
 def test_a_first_step_in_torch_needs_no_compiler() -> None:
-    assert modules_after(FIRST_STEP) & COMPILER == set()
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [("import safetensors", "safetensors"), ("import lockstep.run.lock", "lockstep.run")],
-)
-def test_an_import_is_seen(code: str, found: str) -> None:
-    assert found in beyond_python(modules_after(code))
-
-
-def test_a_part_of_the_compiler_is_seen() -> None:
-    assert modules_after("import sympy") & COMPILER == {"sympy"}
+    found = modules_after(FIRST_STEP)
+    assert "torch.nn" in found and found & COMPILER == set()
