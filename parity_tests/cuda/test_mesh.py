@@ -72,7 +72,7 @@ def test_one_device_sends_nothing(compilers: dict[str, Compiler]) -> None:
 
 
 # What `lockstep plan` says of a compiled or traced peak, at least and at most; the rows of many
-# programs are held to tighter bounds (`parity_tests/plan/test_plan_mesh.py`).
+# programs are held to tighter bounds (`parity_tests/plan/test_programs.py`).
 PLANNED = {"jax": (0.98, 1.08), "torch": (0.98, 1.05)}
 
 

@@ -86,9 +86,9 @@ def committed_files() -> Iterator[Path]:
 # Rows that no table shows by itself, and the test that reads them.
 UNSHOWN = {
     "benchmarks/results/drift.jsonl": "parity_tests/benchmarks/test_report.py",
-    "benchmarks/results/compiled-jax.jsonl": "parity_tests/plan/test_plan_memory.py",
-    "benchmarks/results/compiled-mesh.jsonl": "parity_tests/plan/test_plan_mesh.py",
-    "benchmarks/results/compiled-torch.jsonl": "parity_tests/plan/test_plan_memory.py",
+    "benchmarks/results/compiled-jax.jsonl": "parity_tests/plan/test_programs.py",
+    "benchmarks/results/compiled-mesh.jsonl": "parity_tests/plan/test_programs.py",
+    "benchmarks/results/compiled-torch.jsonl": "parity_tests/plan/test_programs.py",
     "benchmarks/results/cpu-xeon.jsonl": "parity_tests/benchmarks/test_frameworks_page.py",
     documents.LEARN.file: "parity_tests/house/test_lesson.py",
     "benchmarks/results/published.csv": "parity_tests/plan/test_published.py",  # others' runs
