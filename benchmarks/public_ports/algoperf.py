@@ -10,9 +10,11 @@ from benchmarks.public_ports.programs import (
     Program,
     Source,
     import_package,
+    in_torch,
     integers,
     normal,
     stub,
+    to_nhwc,
     weighted,
 )
 
@@ -31,19 +33,6 @@ def models(workload: str, framework: str) -> Any:
     stub("algoperf._version", "tensorflow", "tensorflow_datasets", "pynvml", "psutil", "GPUtil",
          "clu", "torchvision", "wandb")  # fmt: skip
     return import_package(REPOSITORY, path(workload, framework)[:-3].replace("/", "."))
-
-
-def in_torch(make: Callable[[], Any], call: Callable[[Any, Any], Any],
-             batch: Callable[[int], Any]) -> Program:  # fmt: skip
-    """A torch module, of which `call` gives the output."""
-
-    import torch
-
-    def build(seed: int) -> Any:
-        torch.manual_seed(seed)
-        return make()
-
-    return Program(build, lambda model, inputs: weighted(call(model, inputs)), batch)
 
 
 def in_linen(make: Callable[[], Any], first: Callable[[], tuple], arguments: Callable[[Any], tuple],
@@ -68,10 +57,6 @@ def in_linen(make: Callable[[], Any], first: Callable[[], tuple], arguments: Cal
         return weighted(after(module.apply(model, *arguments(batch), **flags)))
 
     return Program(build, loss)
-
-
-def to_nhwc(x: Any) -> Any:
-    return x.transpose(0, 2, 3, 1)
 
 
 # --- Vision Transformer

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.public_ports import programs
 from benchmarks.public_ports.programs import (
     Pair,
     Program,
@@ -10,6 +11,8 @@ from benchmarks.public_ports.programs import (
     import_package,
     integers,
     normal,
+    of_transformers,
+    to_nhwc,
     weighted,
 )
 
@@ -22,17 +25,7 @@ def modeling(name: str) -> Any:
 
 def in_torch(name: str, config: str, sizes: dict[str, Any], call: Callable[[Any, Any], Any],
              batch: Callable[[int], Any]) -> Program:  # fmt: skip
-    """A model of transformers, of random weights, without dropout, in attention of plain torch."""
-
-    import torch
-    import transformers
-
-    def build(seed: int) -> Any:
-        torch.manual_seed(seed)
-        made = getattr(transformers, config)(attn_implementation="eager", **sizes)
-        return getattr(transformers, name)(made).eval()
-
-    return Program(build, lambda model, inputs: weighted(call(model, inputs)), batch)
+    return programs.in_torch(lambda: of_transformers(name, config, sizes), call, batch)
 
 
 def in_nnx(make: Callable[[Any], Any], call: Callable[[Any, Any], Any]) -> Program:
@@ -46,10 +39,6 @@ def in_nnx(make: Callable[[Any], Any], call: Callable[[Any, Any], Any]) -> Progr
         return model
 
     return Program(build, lambda model, inputs: weighted(call(model, inputs)))
-
-
-def to_nhwc(x: Any) -> Any:
-    return x.transpose(0, 2, 3, 1)
 
 
 def pictures(step: int) -> Any:

@@ -159,6 +159,30 @@ def weighted(output: Any) -> Any:
     return (output * weights.astype(output.dtype)).mean()
 
 
+def in_torch(make: Callable[[], Any], call: Callable[[Any, Any], Any],
+             batch: Callable[[int], Any]) -> Program:  # fmt: skip
+    """A torch module, of which `call` gives the output."""
+    import torch
+
+    def build(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return make()
+
+    return Program(build, lambda model, inputs: weighted(call(model, inputs)), batch)
+
+
+def of_transformers(name: str, config: str, sizes: dict[str, Any]) -> Any:
+    """A model of transformers, of random weights, without dropout, in attention of plain torch."""
+    import transformers
+
+    made = getattr(transformers, config)(attn_implementation="eager", **sizes)
+    return getattr(transformers, name)(made).eval()
+
+
+def to_nhwc(x: Any) -> Any:
+    return x.transpose(0, 2, 3, 1)
+
+
 class Tap:
     """Shows the output of a program that has no modules, under the name of the reference's."""
 

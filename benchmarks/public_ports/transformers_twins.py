@@ -11,8 +11,10 @@ from benchmarks.public_ports.programs import (
     Pair,
     Program,
     Source,
+    in_torch,
     integers,
     normal,
+    of_transformers,
     weighted,
 )
 
@@ -140,25 +142,17 @@ def output_of(found: Any, batch: Inputs) -> Any:
     """Logits; of a text, those of positions that are no padding."""
     logits = found["logits"]
     if "attention_mask" in batch and logits.shape[:2] == batch["attention_mask"].shape:
-        logits = logits * batch["attention_mask"][..., None]
-    return weighted(logits)
+        return logits * batch["attention_mask"][..., None]
+    return logits
 
 
-def in_torch(twin: Twin) -> Program:
-    import torch
-    import transformers
-
-    def build(seed: int) -> Any:
-        torch.manual_seed(seed)
-        config = getattr(transformers, twin.config)(attn_implementation="eager", **twin.sizes)
-        return getattr(transformers, twin.model)(config).eval()
-
-    def loss(model: Any, batch: Inputs) -> Any:
+def of_torch(twin: Twin) -> Program:
+    def call(model: Any, batch: Inputs) -> Any:
         takes = inspect.signature(model.forward).parameters
         cached = {"use_cache": False} if "use_cache" in takes else {}
         return output_of(model(**batch, **cached), batch)
 
-    return Program(build, loss, twin.inputs)
+    return in_torch(lambda: of_transformers(twin.model, twin.config, twin.sizes), call, twin.inputs)
 
 
 def in_linen(twin: Twin) -> Program:
@@ -176,7 +170,7 @@ def in_linen(twin: Twin) -> Program:
 
     def loss(variables: Any, batch: Inputs) -> Any:
         params = variables if stateful else variables["params"]
-        return output_of(model(**batch, params=params), batch)
+        return weighted(output_of(model(**batch, params=params), batch))
 
     return Program(build, loss)
 
@@ -187,7 +181,7 @@ def pair(twin: Twin) -> Pair:
         f"transformers {twin.model}",
         Source(REPOSITORY, f"{folder}/modeling_{twin.folder}.py", "transformers"),
         Source(REPOSITORY, f"{folder}/modeling_flax_{twin.folder}.py", "transformers"),
-        (lambda: in_torch(twin), lambda: in_linen(twin)),
+        (lambda: of_torch(twin), lambda: in_linen(twin)),
         own_tests="outputs within 1e-4 (at 00c60e4)",
         why=twin.why, differs=twin.differs, by_hand=twin.by_hand,
     )  # fmt: skip
