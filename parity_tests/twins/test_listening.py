@@ -20,7 +20,7 @@ from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.tiers import tier
 from torch_ref.twin import TorchTwin
 
-DEAR = "jax", "nvfp4"
+DEAR = ("jax", "nvfp4"), ("jax", "bf16")
 Numbers = list[Any]  # the loss, and the gradients of the parameters by name
 
 
@@ -108,7 +108,9 @@ def test_one_model_is_listened_to_and_no_other() -> None:
     assert [*seen] == ["blocks.1.mlp"] and isinstance(heard.blocks[1].mlp, jax_impl.model.MLP)
 
 
-@tier("rest", guard="fp8-delayed", where=lambda framework, policy: (framework, policy) == DEAR)
+@tier(
+    "rest", guard="fp8-delayed, fp16", where=lambda framework, policy: (framework, policy) in DEAR
+)
 @pytest.mark.parametrize("policy", ["bf16", "fp16", "fp8-delayed", "nvfp4"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_trace_moves_no_step(framework: str, policy: str) -> None:
