@@ -52,8 +52,9 @@ import torch_ref.twin
 from jax_impl.pure import jit_method
 from lockstep.cli import sample as sample_command
 from lockstep.cli import trainers
-from lockstep.config import Config, ModelConfig, OptimConfig
+from lockstep.config import Config, ModelConfig, OptimConfig, huggingface
 from lockstep.config import config as config_module
+from lockstep.config.rope import Rope
 from lockstep.data import batches, chat, prepared, tokenizer
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
@@ -66,8 +67,8 @@ from lockstep.model.state import TrainState
 from lockstep.monitor import history
 from lockstep.parity import case
 from lockstep.plan import roofline
-from lockstep.run import directory, runlog
-from lockstep.train import loss_scale, memory, nonfinite, sampling, track
+from lockstep.run import checkpoint, directory, runlog
+from lockstep.train import closing, loss_scale, memory, nonfinite, sampling, track
 from lockstep.train.loop import Diverged, Loop
 from lockstep.twin import BatchTrace, StepResult
 from lockstep.weights import about, adapters, export, forward, llmc, onnx_export
@@ -75,6 +76,13 @@ from lockstep.weights.huggingface import INDEX
 from torch_ref.dropout import Dropout
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def shorten(x: Any) -> Any:
+    """Numbers of six digits, in whatever they stand."""
+    if isinstance(x, dict):
+        return {name: shorten(value) for name, value in x.items()}
+    return float(f"{x:g}") if isinstance(x, float) else x
 
 
 @dataclass(frozen=True)
@@ -445,6 +453,15 @@ SCHEDULE: list[tuple[Any, ...]] = [
     ("tokens-restart-on-resume", "resumed_run", change_rows_written(lambda loop, row: {
         "tokens": row["tokens"] * (row["step"] - loop.first) // row["step"]})),
     ("rows-lost-on-resume", "resumed_run", put(runlog, "up_to", lambda path, step: [])),
+    ("end-of-the-log-on-resume", "long_run", put(runlog, "up_to", lambda path, step: [
+        row for row in runlog.rows(path, tail=True) if row["step"] <= step])),
+    ("rows-of-a-log-up-to-512", "long_run", wrap(
+        runlog, "_lines", lambda right, stream: itertools.islice(right(stream), 512))),
+    ("best-of-the-last-losses", "long_run", wrap(
+        checkpoint, "best_of", lambda right, paths, losses: right(
+            paths, dict([*losses.items()][-8:])))),
+    ("report-of-the-end-of-the-log", "long_run", put(history, "runlog", SimpleNamespace(
+        rows=partial(runlog.rows, tail=True)))),
     ("scale-of-any-step-before", "scale_begins", wrap(
         loss_scale, "carry", lambda right, state, config, rows: right(
             state, config, [row | {"step": state.step} for row in rows]))),
@@ -573,6 +590,10 @@ LOGGED: list[tuple[Any, ...]] = [
     ("only-the-first-micro-batch-is-looked-into", "first_bad_tensor", wrap(
         nonfinite, "first_bad_tensor", lambda right, twin, window: right(
             twin, window.select(slice(1))))),
+    ("a-command-of-six-digits", "digits", wrap(closing, "to_flags", lambda right, config: right(
+        Config.from_json(shorten(config.to_json()))))),
+    ("a-record-of-six-digits", "digits", wrap(
+        Config, "to_json", lambda right, self: shorten(right(self)))),
     ("time-left-by-all-steps", "time_left", wrap(Loop, "report", count_steps_from_0)),
     ("peak-in-kilobytes", "peak", wrap(memory, "resident_peak", lambda right: right() // 1024)),
     ("peak-is-what-is-held-jax", "peak_of_a_device", put(
@@ -881,6 +902,14 @@ EXPORTS: list[tuple[Any, ...]] = [
     ("rope-is-cut-at-the-context", "shorter_context", wrap(
         export, "_merged", lambda right, run, model, content: right(run, model, content) | {
             "max_position_embeddings": model.context}), "llama3"),
+    ("rope-of-six-digits", "numbers", put(Rope, "__str__", lambda self: ",".join(
+        f"{name}={x:g}" for name, x in self._asdict().items())), "llama"),
+    ("rope-read-of-six-digits", "numbers", wrap(huggingface, "parse_rope", lambda right, text: Rope(
+        *map(shorten, right(text)))), "qwen2"),
+    ("epsilon-of-six-digits", "numbers", wrap(
+        huggingface, "fields_of", lambda right, *given: shorten(right(*given))), "gpt2"),
+    ("config-of-six-digits", "numbers", wrap(
+        huggingface, "config_json", lambda right, *given: shorten(right(*given))), "qwen2"),
     ("export-without-template", "files_beside", leave_out_file("chat_template.jinja")),
     ("export-without-generation", "files_beside", leave_out_file("generation_config.json")),
     ("export-without-special-tokens", "files_beside", leave_out_file("tokenizer_config.json")),

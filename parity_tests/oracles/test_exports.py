@@ -31,6 +31,7 @@ from transformers import (
 from benchmarks.peers import hf_model
 from jax_impl.io import stablehlo
 from lockstep.config import Config
+from lockstep.config.rope import parse_rope
 from lockstep.data import batches, corpus
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import norm_gap
@@ -166,6 +167,37 @@ def check_index(dtype: str, folder: Path) -> None:
         assert ours["weight_map"] == theirs["weight_map"]
 
 
+ROPE = {"rope_type": "llama3", "rope_theta": 3580165449.0, "factor": 8.123456789012345,
+        "low_freq_factor": 1.000000123456789, "high_freq_factor": 4.123456789012345,
+        "original_max_position_embeddings": 8_192_003}  # fmt: skip
+EPS = 1.234567890123456e-6
+WHOLE: dict[str, dict[str, Any]] = {
+    "gpt2": {"layer_norm_epsilon": EPS},
+    "llama": {"rms_norm_eps": EPS, "rope_parameters": ROPE},
+    "qwen2": {"rms_norm_eps": EPS, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1000003.141592653}},
+}  # fmt: skip
+
+
+def check_numbers(kind: str, folder: Path) -> None:
+    """Every digit of a number of transformers' config reaches the model, and comes back: rates of
+    RoPE of 7 and more digits, an epsilon."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2,
+             "hidden_size": 16, "intermediate_size": 24, "vocab_size": 40,
+             "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+    theirs = AutoConfig.for_model(kind, **sizes, **WHOLE[kind])
+    AutoModelForCausalLM.from_config(theirs).save_pretrained(folder / "there")
+    config = config_of(folder / "there", policy="fp32")
+    run_of(folder / "run", "torch", config)
+    export(folder / "run", folder / "to", warn=pytest.fail)
+    found = AutoConfig.from_pretrained(folder / "to")
+    assert {name: getattr(found, name) for name in WHOLE[kind]} == WHOLE[kind]
+    assert config.model.norm_eps == EPS
+    if rope := WHOLE[kind].get("rope_parameters"):
+        rope = {name: x for name, x in rope.items() if name != "rope_type"}
+        assert [*parse_rope(config.model.rope)][: len(rope)] == [*rope.values()]
+
+
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{% endfor %}"
 
 
@@ -291,6 +323,7 @@ DEAR = {("stablehlo", "gpt2"), *(("onnx", name) for name in MODELS if name != "l
     (check_masked_loss,), (check_adapters, "gpt2-lora"), (check_adapters, "llama-lora"),
     (check_index, "float32"), (check_index, "bfloat16"), (check_files_beside,),
     *((check_shorter_context, name) for name in LONGEST),
+    *((check_numbers, kind) for kind in WHOLE),
 )  # fmt: skip
 def test_it_is_transformers_or_the_formula_s(check: Call, call: Call) -> None:
     call(check)

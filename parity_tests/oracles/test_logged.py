@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from jax_impl.twin import JaxTwin
-from lockstep.config import Config
+from lockstep.cli import trainers
+from lockstep.config import Config, from_flags
 from lockstep.data.batch import Batch
 from lockstep.exits import DONE
+from lockstep.flags import flag_name
 from lockstep.model import flops, params
 from lockstep.plan import roofline, shape
+from lockstep.run import directory
 from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
 from lockstep.train import loop, memory, nonfinite, track
@@ -109,6 +112,22 @@ def check_time_left(folder: Path) -> None:
         assert fake_runs.resume("--steps 10") == DONE
     assert found == [(step, 2.0 * (7 - step)) for step in range(1, 8)] + [
         (step, 2.0 * (10 - step)) for step in range(8, 11)]  # fmt: skip
+
+
+DIGITS = {"lr": 0.0012345678901234567, "min_lr": 1.2345678901234567e-05, "clip": 1.2345678901234567,
+          "beta1": 0.8987654321098765, "beta2": 0.9876543210987654,
+          "weight_decay": 0.09876543210987654}  # fmt: skip
+
+
+def check_digits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's record, and the command that it tells for the other framework, have every digit."""
+    flags = " ".join(f"{flag_name(name)} {x!r}" for name, x in DIGITS.items())
+    assert fake_runs.train(f"--steps 3 --warmup 1 {flags}") == DONE
+    told = capsys.readouterr().out.partition("# the same run in the other framework:\n")[2]
+    words = told.partition(".train ")[2].split()
+    parsed = vars(trainers.trainer_parser("jax").parse_args(words))
+    for found in (directory.read_record(Path("run")).config, from_flags(parsed, accelerator=False)):
+        assert {name: getattr(found.optim, name) for name in DIGITS} == DIGITS
 
 
 def check_held_out(folder: Path) -> None:
@@ -294,6 +313,7 @@ def check_peak_of_a_device(framework: str) -> None:
 
 @checks(
     (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,), (check_time_left,),
+    (check_digits,),
     (check_norms_of_modules,), (check_tracked_numbers,), (check_first_bad_tensor,),
     *((check_flops, case) for case in CASES),
     *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),

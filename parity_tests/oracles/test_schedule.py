@@ -16,6 +16,7 @@ from lockstep.exits import DONE
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
+from lockstep.monitor import history
 from lockstep.run import checkpoint
 from lockstep.train import loss_scale
 from lockstep.train.schedule import learning_rates
@@ -207,6 +208,24 @@ def check_resumed_run(folder: Path) -> None:
     assert np.array_equal(ends[0].params["norm.weight"], hand)
 
 
+def check_long_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run goes on after 700 steps, whose rows are over 100 kB: every row stays as it is, the
+    first loss is told, the best checkpoint is kept, and a report has all steps and losses."""
+    log = Path("run", "log.jsonl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeTwin, "evaluate", lambda self, batches: 1.0 + abs(100 - self.now.step))
+        flags = "--eval-every 50 --save-every 100 --keep 1"
+        assert fake_runs.train(f"--steps 700 --warmup 3 {flags}") == DONE
+        before = log.read_bytes()
+        assert fake_runs.resume("--steps 702") == DONE
+    assert log.read_bytes().startswith(before) and len(before) > 100_000
+    assert "\nvalidation loss 101.0000 -> 603.0000 nats" in capsys.readouterr().out
+    assert fake_runs.saved_steps() == [100, 702]
+    told, steps = history.read(Path("run")), [*range(0, 701, 50), 702]
+    assert told.steps.tolist() == [*range(1, 703)]
+    assert told.evaluations[""] == {step: 1 + abs(100 - step) for step in steps}
+
+
 def read_whole(twin: FakeTwin, state: TrainState) -> None:
     """Loads a state whose tensors are read where they are asked for."""
     parts: Any = {part: {name: x[...] for name, x in getattr(state, part).items()}
@@ -252,7 +271,7 @@ def check_scale_begins() -> None:
     (check_table,), *((check_steps, framework) for framework in FRAMEWORKS),
     *((check_clip, framework, policy) for framework in FRAMEWORKS for policy in ("bf16", "fp16")),
     *((check_resumed_after_skips, framework) for framework in FRAMEWORKS), (check_resumed_run,),
-    (check_resumed_on_a_mesh,),
+    (check_resumed_on_a_mesh,), (check_long_run,),
     (check_defaults,), (check_scale_begins,),
 )  # fmt: skip
 def test_it_is_the_hand_s(check: Call, call: Call) -> None:
