@@ -29,7 +29,7 @@ def replace(path: Path, text: str) -> None:
 
 
 @contextmanager
-def writing(what: str) -> Iterator[None]:
+def writing(what: str, remedy: str = "make room there") -> Iterator[None]:
     """Make an OSError a UserError: a disk that is full by now is no bug.
 
     Args:
@@ -41,7 +41,7 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{what}: cannot be written ({error.strerror}); make room there") from None
+        raise UserError(f"{what}: cannot be written ({error.strerror}); {remedy}") from None
 
 
 def sync(path: Path) -> None:

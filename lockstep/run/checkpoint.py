@@ -35,7 +35,16 @@ from lockstep.files.stream import TensorFile, checksum
 from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.state import TrainState
 from lockstep.run import pieces, shards
-from lockstep.run.record import FILES, FORMAT, MOST, RECORD, read_record, unusable, write_record
+from lockstep.run.record import (
+    FILES,
+    FORMAT,
+    MOST,
+    RECORD,
+    read_record,
+    reading,
+    unusable,
+    write_record,
+)
 
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})(\.old)?")
 
@@ -241,14 +250,10 @@ def _open_files(path: Path, field: str, record: dict[str, Any]) -> list[TensorFi
     """Open a field's files, of all shards, once they are known to be as they were written."""
     count, found = record["shards"], []
     for file in (path / shards.file_names(shard, count)[field] for shard in range(count)):
-        try:
+        with reading(file):
             if not _has_checksum(file, record):
                 raise unusable(file, f"damaged, its checksum is not that in {RECORD}")
             found.append(TensorFile(file, links=False))
-        except OSError as error:
-            raise unusable(file, f"cannot be read ({error.strerror})") from None
-        except Refused as why:
-            raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
     return found
 
 

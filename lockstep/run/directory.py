@@ -42,7 +42,7 @@ class Record:
 
 def require_free(out: Path, *, overwrite: bool) -> None:
     """Raises UserError if a run or anything else is at `out` and may not be replaced."""
-    try:
+    with _writing(out):
         if out.is_dir() and any(out.iterdir()):
             begun = all(path.name in BEGUN for path in out.iterdir()) and lock.is_ours(out)
             if not is_run(out) and not begun:
@@ -52,16 +52,12 @@ def require_free(out: Path, *, overwrite: bool) -> None:
             require(overwrite or begun, "--out", out, remedy)
             lock.require_free(out)
         require_writable(out)
-    except OSError as error:
-        raise _unwritable(out, error) from None
 
 
 def require_writable(out: Path, field: str = "--out") -> None:
     """Raises UserError unless `out` is a directory to write in, or can be made one."""
-    try:
+    with _writing(out, field):
         there = next(path for path in (out, *out.parents) if path.exists())
-    except OSError as error:
-        raise _unwritable(out, error, field) from None
     require(there.is_dir(), field, out, f"{there} is a file; name another directory")
     writable = os.access(there, os.W_OK | os.X_OK)
     require(writable, field, out, f"{there} cannot be written; name another directory")
@@ -89,11 +85,10 @@ def new_folder(to: Path, field: str) -> Iterator[Path]:
     partial = to.with_name(f".tmp-{to.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        os.rename(partial, to)
-    except OSError as error:
-        raise UserError(f"{field} {to}: cannot be written ({error.strerror}); make room") from None
+        with durable.writing(f"{field} {to}", "make room"):
+            partial.mkdir(parents=True)
+            yield partial
+            os.rename(partial, to)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -103,32 +98,26 @@ def require_writable_file(path: Path, field: str = "--out") -> None:
     folder = path.parent
     require_writable(folder, field)
     require(folder.is_dir(), field, path, f"there is no folder {folder}; make it")
-    try:
+    with _writing(path, field):  # a name too long
         is_folder = path.is_dir()
-    except OSError as error:  # a name too long
-        raise _unwritable(path, error, field) from None
     require(not is_folder, field, path, "is a folder; name a file")
 
 
 def make(out: Path) -> Path:
-    try:
+    with _writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from None
     return out
 
 
 def empty(out: Path) -> None:
     """Removes an earlier run's files, and nothing else."""
-    try:
+    with _writing(out):
         for name in OWNED:
             path = out / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from None
 
 
 def make_new(stem: str) -> Path:
@@ -136,15 +125,13 @@ def make_new(stem: str) -> Path:
 
     Taken by making it: two runs that start together get a directory each.
     """
-    try:
+    with _writing(RUNS):
         RUNS.mkdir(exist_ok=True)
         for n in itertools.count(1):
             with contextlib.suppress(FileExistsError):
                 out = RUNS / (stem if n == 1 else f"{stem}-{n}")
                 out.mkdir()
                 break
-    except OSError as error:
-        raise _unwritable(RUNS, error) from None
     return out
 
 
@@ -160,10 +147,8 @@ def write_record(out: Path, record: Record) -> None:
         "python": platform.python_version(),
         "git_commit": git_commit(),
     }
-    try:
+    with _writing(out):
         durable.replace(out / "config.json", json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise _unwritable(out, error) from None
 
 
 def read_record(out: Path) -> Record:
@@ -194,12 +179,7 @@ def read_record(out: Path) -> Record:
         writer = f"lockstep {version}, commit {commit}"
         remedy = f"restore the file, or use what wrote it: {writer}"
         raise UserError(f"{problem} ({error}); {remedy}") from None
-    return Record(
-        config=config,
-        framework=framework,
-        data_sha256=sha256,
-        details={},
-    )
+    return Record(config=config, framework=framework, data_sha256=sha256, details={})
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -221,5 +201,5 @@ def is_run(out: Path) -> bool:
         return False
 
 
-def _unwritable(out: Path, error: OSError, field: str = "--out") -> UserError:
-    return UserError(f"{field} {out}: cannot be written ({error.strerror}); name another directory")
+def _writing(out: Path, field: str = "--out") -> contextlib.AbstractContextManager[None]:
+    return durable.writing(f"{field} {out}", "name another directory")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.errors import UserError
+from lockstep.files import durable
 from lockstep.files.untrusted import Refused, open_regular
 
 NAME = "lock"
@@ -26,11 +27,8 @@ def hold_lock(run: Path) -> Iterator[None]:
         UserError: another process holds it, or the directory cannot be written.
     """
     path = run / NAME
-    try:
+    with durable.writing(str(path), "make it writable or name another run"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror}); make it writable or name another run"
-        raise UserError(f"{path}: {problem}") from None
     try:
         _acquire(descriptor, run, fcntl.LOCK_EX, TRIES)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without its holder's name

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +58,8 @@ def read_record(file: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, is damaged, foreign, or of another format.
     """
-    try:
+    with reading(file):
         record = read_json(file, limit=RECORD_LIMIT)
-    except OSError as error:
-        raise unusable(file, f"cannot be read ({error.strerror})") from None
-    except Refused as why:
-        raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
     number = record.get("format")
     if type(number) is int and number > 0 and not OLDEST <= number <= FORMAT:
         problem = f"format {number}, this version reads {OLDEST} to {FORMAT}"
@@ -112,6 +110,17 @@ def own_checksum(record: dict[str, Any]) -> str:
 
 def _files(count: int) -> list[str]:
     return [name for shard in range(count) for name in shards.file_names(shard, count).values()]
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Make what is wrong with a checkpoint's file a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise unusable(file, f"cannot be read ({error.strerror})") from None
+    except Refused as why:
+        raise unusable(file, f"damaged or not a Lockstep checkpoint ({why})") from None
 
 
 def unusable(file: Path | str, why: str) -> UserError:

@@ -60,7 +60,12 @@ def _train(
     config: Config, build: Callable[[Config], Twin], out: Path | None, watching: Watching,
     *, resume: bool,
 ) -> int:  # fmt: skip
-    found = _require_idle(out) if resume and out else []
+    found: list[Path] = []
+    if resume and out:
+        # It is locked only when all is in order and the first file is written. If another trainer
+        # has gone on with it until then, these are not its checkpoints any more.
+        lock.require_free(out)
+        found = checkpoint.listing(out)
     data, state, notices = _load_start(config, out if resume else None)
     watching = watching.load(config, resume=resume)
     twin = build(config)
@@ -101,7 +106,9 @@ def _with_twin(
     notices.append(_headline(config, twin, data, about, compile_seconds))
     notices += lints.before_training(config, twin, window)
     if not resume:
-        out = directory.make(out) if out else directory.make_new(_stem(config, twin))
+        policy = config.precision.policy.replace("=", "-").replace(",", "-")
+        stem = f"{twin.framework}-{config.model.model}-{policy}"
+        out = directory.make(out) if out else directory.make_new(stem)
     assert out
     record = directory.Record(
         config=config,
@@ -138,16 +145,6 @@ def _load(twin: Twin, state: TrainState) -> None:
         problem = f"--resume: process 0 goes on from step {first}, another one cannot read it"
     if twin.agree(bool(problem)):
         raise UserError(problem or "--resume: another process cannot read its part; see its line")
-
-
-def _require_idle(run: Path) -> list[Path]:
-    """The checkpoints of a run that nobody trains.
-
-    It is locked only when all is in order and the first file is written. If another trainer has
-    gone on with it until then, these are not its checkpoints any more.
-    """
-    lock.require_free(run)
-    return checkpoint.listing(run)
 
 
 def _run_loop(
@@ -194,11 +191,6 @@ def _explain(error: Diverged, loop: Loop) -> str:
     return "; ".join((*parts, checkpoint.newest(loop.out, up_to=error.good), remedy))
 
 
-def _stem(config: Config, twin: Twin) -> str:
-    policy = config.precision.policy.replace("=", "-").replace(",", "-")
-    return f"{twin.framework}-{config.model.model}-{policy}"
-
-
 def restore(
     config: Config, out: Path, warn: Callable[[str], None], *, step: int | None = None
 ) -> TrainState:
@@ -213,11 +205,12 @@ def restore(
     else:
         state = checkpoint.load(checkpoint.of_step(out, step))
     shapes = {name: array.shape for name, array in state.params.items()}
+    problem = ""
     if shapes != params.shapes(config.model):
         problem = "its model is not that of the run's checkpoints"
-        raise UserError(f"{out / 'config.json'}: {problem}; restore it or start a new run")
-    if list(state.mu) != config.trained:
+    elif list(state.mu) != config.trained:
         problem = "what it trains is not what has moments in the run's checkpoints"
+    if problem:
         raise UserError(f"{out / 'config.json'}: {problem}; restore it or start a new run")
     return state
 
@@ -264,41 +257,27 @@ def _first_state(config: Config) -> TrainState:
     return initial_state(config, init.weights(config))
 
 
-def _on_mesh(config: Config) -> list[str]:
-    if config.mesh.size == 1:
-        return []
-    rows, all_rows = config.optim.batch_size, config.global_batch_size
-    return [f"mesh {config.mesh}: {rows} rows a device, {all_rows} a micro-batch"]
-
-
-def _faster_ways(config: Config) -> list[str]:
-    text = config.run.autotune
-    return [] if text == NONE else [f"faster here, --autotune {text}"]
-
-
-def _in_part(config: Config) -> str:
-    sizes = params.shapes(config.model)
-    trained = sum(math.prod(sizes[name]) for name in config.trained)
-    return f", {trained:,} of them trained" if len(config.trained) < len(sizes) else ""
-
-
 def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
-    model, precision = config.model, config.precision
+    model, precision, sizes = config.model, config.precision, params.shapes(config.model)
     by_hand = about.get("emulated", "").split()
     say = lambda name: f"{name} (emulated)" if name in by_hand else name  # noqa: E731
     own = [f"{pattern} in {say(name)}" for pattern, name in formats.parse(precision.formats)]
     own += [f"{precision.fp32_islands} in fp32"] if precision.fp32_islands else []
     others = f" but for {', '.join(own)}" if own else ""
+    trained = sum(math.prod(sizes[name]) for name in config.trained)
+    part = f", {trained:,} of them trained" if len(config.trained) < len(sizes) else ""
+    rows, all_rows, ways = config.optim.batch_size, config.global_batch_size, config.run.autotune
     lines = (
         f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters"
-        f"{_in_part(config)}",
+        f"{part}",
         f"policy {say(precision.policy)}{others}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
-        *_faster_ways(config),
+        *[f"faster here, --autotune {ways}"] * (ways != NONE),
         f"data: {data.source}, {len(data.train):,} training tokens",
-        *_on_mesh(config),
+        *[f"mesh {config.mesh}: {rows} rows a device, {all_rows} a micro-batch"]
+        * (config.mesh.size > 1),
         f"compiled in {compile_seconds:.1f} s",
     )
     return "\n".join(lines)
