@@ -10,31 +10,29 @@ from lockstep.doctor import machine, policies, report, rules
 from lockstep.doctor.ask import ask
 from lockstep.doctor.facts import Facts
 from lockstep.exits import DONE, FAILED
+from lockstep.flags import add_command, add_switch, add_text
 from lockstep.train import autotune
 
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "doctor",
-        description="Asks each framework, in a process of its own, what it sees. Reports which\n"
+    sub = add_command(
+        commands, "doctor", _doctor,
+        "Asks each framework, in a process of its own, what it sees. Reports which\n"
         "policies are native here, emulated (in other arithmetic) or unsupported, the\nproblems "
         "and their remedies. Exit status 1 if something cannot work.",
-        epilog="example:\n  lockstep doctor --policy bf16",
-    )
+        "lockstep doctor --policy bf16",
+    )  # fmt: skip
     about = "can this one run? Exit status 1 if it is unsupported in a framework; that it is "
-    about += "emulated is a warning (default: not asked)"
-    sub.add_argument("--policy", default="", metavar="NAME|SPEC", help=about)
-    about = "ask this one alone (default: both)"
-    sub.add_argument("--framework", metavar="|".join(twin.MODULES), help=about)
-    sub.add_argument("--json", action="store_true", help="print all of it as JSON (default: off)")
-    sub.set_defaults(command=_doctor)
+    add_text(sub, "--policy", "NAME|SPEC", f"{about}emulated is a warning (default: not asked)")
+    add_text(sub, "--framework", "|".join(twin.MODULES), "ask this one alone (default: both)")
+    add_switch(sub, "--json", "print all of it as JSON")
 
 
 def _doctor(given: argparse.Namespace) -> int:
     if given.policy:
         resolve(given.policy)
-    names = list(twin.MODULES) if given.framework is None else [given.framework]
+    names = [given.framework] if given.framework else list(twin.MODULES)
     twin.require_known(names[0])
     # The machine first: the frameworks take memory.
     facts = Facts(
