@@ -76,9 +76,16 @@ def add_text(parser: Any, name: str, metavar: str, about: str, default: str = ""
     parser.add_argument(name, default=default, metavar=metavar, help=said)
 
 
-def add_switch(parser: Any, name: str, about: str) -> None:
+def add_optional(
+    parser: Any, name: str, metavar: str, about: str, kind: Any = str, **how: Any
+) -> None:
+    """Add a flag of a value; `about` says what holds where it is not given."""
+    parser.add_argument(name, metavar=metavar, type=reader(kind), help=about, **how)
+
+
+def add_switch(parser: Any, name: str, about: str, **how: Any) -> None:
     """Add a flag that is off unless it is given."""
-    parser.add_argument(name, action="store_true", help=f"{about} (default: off)")
+    parser.add_argument(name, action="store_true", help=f"{about} (default: off)", **how)
 
 
 def add_number(parser: Any, name: str, default: float, about: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from lockstep.config import Config
 from lockstep.errors import UserError, require
+from lockstep.flags import add_optional
 
 AUTO = "auto"
 FLAGS = ("budget", "error")
@@ -12,11 +13,10 @@ FLAGS = ("budget", "error")
 
 def add_flags(parser: Any) -> None:
     group = parser.add_argument_group(f"--fp32-islands {AUTO}, chosen by measurement here")
-    group.add_argument("--budget", metavar="P%", help="the islands that remove most of the "
-                       "gradient's error for so much of a step's time, such as 5%% (default: not "
-                       "asked)")  # fmt: skip
-    group.add_argument("--error", metavar="X", help="the cheapest islands with which the gradient "
-                       "is so near to float64's, such as 1e-3 (default: not asked)")  # fmt: skip
+    add_optional(group, "--budget", "P%", "the islands that remove most of the gradient's error "
+                 "for so much of a step's time, such as 5%% (default: not asked)")  # fmt: skip
+    add_optional(group, "--error", "X", "the cheapest islands with which the gradient is so near "
+                 "to float64's, such as 1e-3 (default: not asked)")  # fmt: skip
 
 
 def take(given: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.fields import require_choice
 from lockstep.errors import require
 from lockstep.exits import DONE
-from lockstep.flags import add_command, add_text, reader
+from lockstep.flags import add_command, add_optional, add_text
 from lockstep.weights.export import export
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
@@ -31,9 +31,8 @@ def add(commands: Any) -> None:
         "lockstep export runs/mine --to mine-onnx --format onnx --dtype int8",
     )  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
-    sub.add_argument("--to", metavar="DIR", required=True, help="a new folder")
-    sub.add_argument("--step", type=reader(int), metavar="N",
-                     help="the checkpoint of this step (default: the newest)")  # fmt: skip
+    add_optional(sub, "--to", "DIR", "a new folder", required=True)
+    add_optional(sub, "--step", "N", "the checkpoint of this step (default: the newest)", int)
     about = "for transformers, onnxruntime, or JAX without Lockstep"
     add_text(sub, "--format", "|".join(FORMATS), about, "safetensors")
     add_text(sub, "--dtype", "float32|bfloat16|float16|int8",

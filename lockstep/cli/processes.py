@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError, require
-from lockstep.flags import reader
+from lockstep.flags import add_optional
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 CPU_DEVICES = "JAX_NUM_CPU_DEVICES"
@@ -22,15 +22,11 @@ FLAGS = ("coordinator", "processes", "process_id")
 
 def add_flags(parser: Any) -> None:
     group = parser.add_argument_group("processes: the same command in each")
-    about = "where process 0 listens; auto: as SLURM or Open MPI say"
-    group.add_argument("--coordinator", metavar="HOST:PORT|auto",
-                       help=f"{about} (default: one process)")  # fmt: skip
-    for name, about in (
-        ("--processes", "how many there are"),
-        ("--process-id", "this one's, from 0"),
-    ):
-        group.add_argument(name, type=reader(int), metavar="N",
-                           help=f"{about} (default: as SLURM or Open MPI say)")  # fmt: skip
+    about = "where process 0 listens; auto: as SLURM or Open MPI say (default: one process)"
+    add_optional(group, "--coordinator", "HOST:PORT|auto", about)
+    said = "(default: as SLURM or Open MPI say)"
+    add_optional(group, "--processes", "N", f"how many there are {said}", int)
+    add_optional(group, "--process-id", "N", f"this one's, from 0 {said}", int)
 
 
 def announce(given: dict[str, Any], mesh: Mesh | None) -> None:

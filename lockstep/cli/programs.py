@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from lockstep.files.cache import cache_folder
-from lockstep.flags import Parser
+from lockstep.flags import Parser, add_switch
 
 FLAG = "no_compile_cache"
 LIMIT = 500 * 2**20  # bytes; what was not used for longest goes first
@@ -16,8 +16,8 @@ OFF = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_FORCE_DISABLE_CAC
 
 
 def add_flag(parser: Parser) -> None:
-    about = "compile every program anew, and keep none in the user's cache (default: off)"
-    parser.add_argument("--no-compile-cache", action="store_true", help=about)
+    about = "compile every program anew, and keep none in the user's cache"
+    add_switch(parser, "--no-compile-cache", about)
 
 
 def keep(framework: str, *, anew: bool) -> None:

@@ -13,7 +13,7 @@ from lockstep.config.kinds import CHOICES
 from lockstep.data import decoding, tokenizer
 from lockstep.errors import UserError, require, require_range
 from lockstep.exits import DONE
-from lockstep.flags import add_command, add_number, add_text, reader
+from lockstep.flags import add_command, add_number, add_optional, add_text
 from lockstep.run import directory
 from lockstep.train import sampling, trainer
 from lockstep.weights import about
@@ -23,14 +23,12 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     sub = add_command(commands, "sample", _sample, "Writes text with a run's checkpoint.")
     sub.add_argument("run", metavar="RUN", help="the run's directory")
-    sub.add_argument("--prompt", default="def ", metavar="TEXT",
-                     help="text to continue (default: 'def ')")  # fmt: skip
+    add_optional(sub, "--prompt", "TEXT", "text to continue (default: 'def ')", default="def ")
     add_number(sub, "--length", 300, "tokens to write, bytes without a tokenizer")
     add_number(sub, "--temperature", 0.8, "0 takes the likeliest token each time")
     add_number(sub, "--top-k", 40, "choose among the N likeliest; 0 among all")
     add_number(sub, "--seed", 0, "seed of the choices")
-    sub.add_argument("--step", type=reader(int), metavar="N",
-                     help="that of this step (default: the newest)")  # fmt: skip
+    add_optional(sub, "--step", "N", "that of this step (default: the newest)", int)
     about = "which twin computes (default: the run's own)"
     add_text(sub, "--framework", "|".join(twin.MODULES), about)
     add_text(sub, "--device", "|".join(CHOICES), "where to run", "auto")

@@ -15,7 +15,7 @@ from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.config.model import OF_A_RUN
 from lockstep.errors import UserError, require
 from lockstep.exits import exit_status
-from lockstep.flags import Parser, add_sections
+from lockstep.flags import Parser, add_optional, add_sections, add_switch
 from lockstep.run import directory
 from lockstep.train import autotune, options, trainer
 from lockstep.weights import init
@@ -135,11 +135,10 @@ def trainer_parser(module: str) -> Parser:
     )
     group = add_sections(parser, *(section.type for section in dataclasses.fields(Config)))
     about = "the run's directory (default: a new one, named runs/FRAMEWORK-MODEL-POLICY)"
-    group.add_argument("--out", metavar="DIR", help=about)
+    add_optional(group, "--out", "DIR", about)
     about = f"go on with the run in --out, with its own config; only {MAY_CHANGE_FLAGS} may change"
-    group.add_argument("--resume", action="store_true", help=f"{about} (default: off)")
-    about = "replace the run in --out (default: off)"
-    group.add_argument("--overwrite", action="store_true", help=about)
+    add_switch(group, "--resume", about)
+    add_switch(group, "--overwrite", "replace the run in --out")
     programs.add_flag(parser)
     auto_islands.add_flags(parser)
     options.add_flags(parser)

@@ -23,7 +23,7 @@ from lockstep.config.kinds import require_float64
 from lockstep.config.tensors import shapes
 from lockstep.errors import UserError, require
 from lockstep.exits import DONE
-from lockstep.flags import add_sections
+from lockstep.flags import add_command, add_optional, add_sections, add_switch, add_text
 from lockstep.run import directory
 
 MOST_DEVICES = 4096  # XLA lists them all
@@ -31,24 +31,21 @@ MOST_DEVICES = 4096  # XLA lists them all
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "compile",
-        description="Compiles our JAX step for a CUDA device or a TPU that is not here, or\n"
+    sub = add_command(
+        commands, "compile", _compile,
+        "Compiles our JAX step for a CUDA device or a TPU that is not here, or\n"
         "traces our PyTorch step for CUDA: dtypes of its matmuls, attention kernels,\nmemory, "
         "bytes moved. Nothing is run, and nothing is measured. Takes the\ntrainers' own flags.",
-        epilog="examples:\n  lockstep compile --device h100 --model gpt2 --batch-size 8\n"
-        "  lockstep compile --framework torch --device t4 --policy fp16",
+        "lockstep compile --device h100 --model gpt2 --batch-size 8",
+        "lockstep compile --framework torch --device t4 --policy fp16",
         argument_default=argparse.SUPPRESS,
-    )
-    sub.add_argument("--device", required=True, metavar="NAME", help=", ".join(NAMES))
-    sub.add_argument("--framework", metavar="|".join(twin.MODULES), default=None,
-                     help="this one alone (default: both)")  # fmt: skip
+    )  # fmt: skip
+    add_optional(sub, "--device", "NAME", ", ".join(NAMES), required=True)
+    add_text(sub, "--framework", "|".join(twin.MODULES), "this one alone (default: both)")
     add_sections(sub, ModelConfig, PrecisionConfig, OptimConfig, ExecutionConfig)
-    sub.add_argument("--json", action="store_true", default=False,
-                     help="print it as JSON (default: off)")  # fmt: skip
-    sub.add_argument("--hlo", metavar="FILE", default="",
-                     help="write XLA's text of the compiled step there (default: not)")  # fmt: skip
-    sub.set_defaults(command=_compile)
+    add_switch(sub, "--json", "print it as JSON", default=False)
+    about = "write XLA's text of the compiled step there (default: not)"
+    add_text(sub, "--hlo", "FILE", about)
 
 
 def _compile(given: argparse.Namespace) -> int:
@@ -69,7 +66,7 @@ def _compile(given: argparse.Namespace) -> int:
     require(one or not tpu, "--mesh", config.mesh, remedy)
     if tpu:
         require_float64("tpu", config.precision.policy, config.precision.roles)
-    names = (["jax"] if tpu else list(twin.MODULES)) if name is None else [name]
+    names = [name] if name else ["jax"] if tpu else list(twin.MODULES)
     if hlo:
         require(names == ["jax"], "--hlo", hlo, "XLA's text is of JAX alone; add --framework jax")
         directory.require_writable_file(Path(hlo), "--hlo")

@@ -14,7 +14,7 @@ from lockstep.data.command import mark
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import printable, require_range
 from lockstep.exits import DONE
-from lockstep.flags import reader
+from lockstep.flags import add_command, add_optional, add_text, reader
 from lockstep.run import directory
 from lockstep.train import trainer
 from lockstep.weights import about
@@ -22,21 +22,18 @@ from lockstep.weights import about
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "batch",
-        description="Shows the rows of a step's batch: [[...]] counts as targets; without\n"
+    sub = add_command(
+        commands, "batch", _batch,
+        "Shows the rows of a step's batch: [[...]] counts as targets; without\n"
         "brackets all but the first token do.",
-        epilog="example:\n  lockstep batch runs/jax-tiny-bf16 120 --micro-batch 1",
-    )
+        "lockstep batch runs/jax-tiny-bf16 120 --micro-batch 1",
+    )  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     sub.add_argument("step", metavar="STEP", type=reader(int), help="from 1")
-    sub.add_argument("--micro-batch", type=reader(int), metavar="N",
-                     help="of this one alone, from 1 (default: all)")  # fmt: skip
-    sub.add_argument("--rank", type=reader(int), metavar="N",
-                     help="of this device of the mesh alone, from 0 (default: all)")  # fmt: skip
-    sub.add_argument("--tokenizer", default="", metavar="DIR",
-                     help="a folder with a tokenizer.json (default: the run's)")  # fmt: skip
-    sub.set_defaults(command=_batch)
+    add_optional(sub, "--micro-batch", "N", "of this one alone, from 1 (default: all)", int)
+    about = "of this device of the mesh alone, from 0 (default: all)"
+    add_optional(sub, "--rank", "N", about, int)
+    add_text(sub, "--tokenizer", "DIR", "a folder with a tokenizer.json (default: the run's)")
 
 
 def _batch(given: argparse.Namespace) -> int:

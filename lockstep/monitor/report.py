@@ -8,6 +8,7 @@ from lockstep.errors import UserError
 from lockstep.exits import DONE
 from lockstep.extras import require_package
 from lockstep.files import durable
+from lockstep.flags import add_command, add_text
 from lockstep.monitor import gaps, history
 from lockstep.monitor.page import page
 from lockstep.run import directory
@@ -15,17 +16,15 @@ from lockstep.run import directory
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "report",
-        description="Writes one self-contained HTML file: curves, gaps, loss scale, throughput,\n"
+    sub = add_command(
+        commands, "report", _report,
+        "Writes one self-contained HTML file: curves, gaps, loss scale, throughput,\n"
         "memory, differences of the configurations, samples.",
-        epilog="example:\n  lockstep report runs/jax-tiny-bf16 runs/torch-tiny-bf16",
+        "lockstep report runs/jax-tiny-bf16 runs/torch-tiny-bf16",
     )  # fmt: skip
     about = "a run's directory, or what `lockstep curves` wrote, for its noise envelope"
     sub.add_argument("runs", metavar="RUN", nargs="+", help=about)
-    sub.add_argument("--out", default="report.html", metavar="FILE",
-                     help="what to write (default: report.html)")  # fmt: skip
-    sub.set_defaults(command=_report)
+    add_text(sub, "--out", "FILE", "what to write", "report.html")
 
 
 def _report(given: argparse.Namespace) -> int:

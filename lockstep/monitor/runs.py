@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.errors import UserError, printable, require
 from lockstep.exits import DONE
+from lockstep.flags import add_command, add_switch
 from lockstep.monitor import history, listing, prune
 from lockstep.monitor.history import History
 from lockstep.monitor.prune import Surplus
@@ -15,23 +16,20 @@ from lockstep.run import directory
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "runs",
-        description="Lists the runs in a folder: running, finished, stopped (its last step is\n"
+    sub = add_command(
+        commands, "runs", _runs,
+        "Lists the runs in a folder: running, finished, stopped (its last step is\n"
         "saved) or dead. With --compare two of them side by side.",
-        epilog="example:\n  lockstep runs --compare jax-tiny-bf16 torch-tiny-fp16",
-    )
+        "lockstep runs --compare jax-tiny-bf16 torch-tiny-fp16",
+    )  # fmt: skip
     sub.add_argument("dir", metavar="DIR", nargs="?", default=str(directory.RUNS),
                      help=f"a folder of runs (default: {directory.RUNS})")  # fmt: skip
     sub.add_argument("--compare", metavar=("A", "B"), nargs=2,
                      help="how two runs' settings differ, and where their losses part; names in "
                      "DIR, or paths (default: list)")  # fmt: skip
-    sub.add_argument("--prune", action="store_true",
-                     help="checkpoints older than each run's last good one, but for the best; asks "
-                     "before it deletes (default: off)")  # fmt: skip
-    sub.add_argument("--yes", action="store_true",
-                     help="--prune deletes without asking (default: off)")  # fmt: skip
-    sub.set_defaults(command=_runs)
+    about = "checkpoints older than each run's last good one, but for the best; asks before it "
+    add_switch(sub, "--prune", f"{about}deletes")
+    add_switch(sub, "--yes", "--prune deletes without asking")
 
 
 def _runs(given: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lockstep import devices, twin
@@ -12,7 +13,7 @@ from lockstep.config.fields import flag_name
 from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
-from lockstep.flags import reader
+from lockstep.flags import add_command, add_optional, add_switch
 from lockstep.plan import (
     exact,
     here,
@@ -41,20 +42,17 @@ TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
 
 def add(commands: Any) -> None:
     """The subcommand."""
-    sub = commands.add_parser(
-        "plan",
-        description="Predicts memory and time of a training step for each policy and remat mode,\n"
+    sub = add_command(
+        commands, "plan", _plan,
+        "Predicts memory and time of a training step for each policy and remat mode,\n"
         "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
         "three, --measure times them here. A CPU's are not predicted: --measure alone.",
-        epilog="examples:\n  lockstep plan --model gpt2 --device h200\n"
-        "  lockstep plan --model DIR --device a100-80 --tokens 1e9 --price 1.8\n"
-        "  lockstep plan --model 1b --device h100 --devices 16 --inter 25\n"
-        "  lockstep plan --model 10m --device cpu --measure",
-    )
-
-    def add(name: str, metavar: str, about: str, kind: Any = str, **how: Any) -> None:
-        sub.add_argument(name, type=reader(kind), metavar=metavar, help=about, **how)
-
+        "lockstep plan --model gpt2 --device h200",
+        "lockstep plan --model DIR --device a100-80 --tokens 1e9 --price 1.8",
+        "lockstep plan --model 1b --device h100 --devices 16 --inter 25",
+        "lockstep plan --model 10m --device cpu --measure",
+    )  # fmt: skip
+    add = partial(add_optional, sub)
     links = "|".join(world.NAMES)
     add("--model", "NAME", f"{', '.join(PRESETS)}; a folder as the trainers' --init takes it; or a "
         "Hugging Face config.json", required=True)  # fmt: skip
@@ -72,18 +70,15 @@ def add(commands: Any) -> None:
     add("--price", "X", "of the device for an hour, in any unit: what does the run cost? "
         "(default: not asked)", float)  # fmt: skip
     add("--framework", "|".join(twin.MODULES), "this one alone (default: both)")
-    sub.add_argument("--exact", action="store_true",
-                     help="compile or trace the best three for the device, which need not be here, "
-                     "and say what the formula is off by (default: off)")  # fmt: skip
-    sub.add_argument("--measure", action="store_true",
-                     help="time the best three on this machine (default: off)")  # fmt: skip
+    add_switch(sub, "--exact", "compile or trace the best three for the device, which need not be "
+               "here, and say what the formula is off by")  # fmt: skip
+    add_switch(sub, "--measure", "time the best three on this machine")
     add("--devices", "N", "so many of the device: compare their meshes (default: one)", int)
     add("--link", links, "between devices of a machine, one direction (default: nvlink where the "
         "device has it, else pcie)")  # fmt: skip
     add("--inter", links, "from a device to other machines (default: infiniband, 50)")
     add("--per-machine", "N", f"devices of a machine (default: {world.PER_MACHINE})", int)
-    sub.add_argument("--json", action="store_true", help="print it as JSON (default: off)")
-    sub.set_defaults(command=_plan)
+    add_switch(sub, "--json", "print it as JSON")
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config import Config
 from lockstep.data import corpus
 from lockstep.errors import UserError, require, require_range
-from lockstep.flags import reader
+from lockstep.flags import add_optional
 from lockstep.train import track
 
 FLAGS = ("norms", "eval_data", "track", "live")
@@ -47,15 +47,13 @@ class Watching:
 
 def add_flags(parser: Any) -> None:
     group = parser.add_argument_group("watching, of which config.json holds nothing")
-    group.add_argument("--norms", metavar="N", type=reader(int),
-                       help="log the gradient's norm by module every N steps (default: 0, "
-                       "never)")  # fmt: skip
-    group.add_argument("--eval-data", metavar="NAME=FILE", action="append",
-                       help="evaluate on the held-out part of this too, and log its loss as "
-                       "val_loss.NAME; may be repeated (default: none)")  # fmt: skip
-    group.add_argument("--track", metavar="|".join(track.TOOLS), action="append",
-                       help="give the log's numbers to this tracker too; may be repeated "
-                       "(default: none)")  # fmt: skip
+    about = "log the gradient's norm by module every N steps (default: 0, never)"
+    add_optional(group, "--norms", "N", about, int)
+    about = "evaluate on the held-out part of this too, and log its loss as val_loss.NAME; may be "
+    about += "repeated (default: none)"
+    add_optional(group, "--eval-data", "NAME=FILE", about, action="append")
+    about = "give the log's numbers to this tracker too; may be repeated (default: none)"
+    add_optional(group, "--track", "|".join(track.TOOLS), about, action="append")
     group.add_argument("--live", action="store_true",
                        help="the last step's numbers in the progress bar of a terminal "
                        "(default: off, its loss alone)")  # fmt: skip
