@@ -64,7 +64,7 @@ from lockstep.model import flops, params
 from lockstep.model.segments import segments
 from lockstep.model.stacked import is_stacked
 from lockstep.model.state import TrainState
-from lockstep.monitor import history
+from lockstep.monitor import history, prune
 from lockstep.parity import case
 from lockstep.plan import roofline
 from lockstep.run import checkpoint, directory, runlog
@@ -460,8 +460,9 @@ SCHEDULE: list[tuple[Any, ...]] = [
     ("best-of-the-last-losses", "long_run", wrap(
         checkpoint, "best_of", lambda right, paths, losses: right(
             paths, dict([*losses.items()][-8:])))),
-    ("report-of-the-end-of-the-log", "long_run", put(history, "runlog", SimpleNamespace(
-        rows=partial(runlog.rows, tail=True)))),
+    *((f"{name}-of-the-end-of-the-log", "long_run", put(owner, "runlog", SimpleNamespace(
+        rows=partial(runlog.rows, tail=True)))) for name, owner in (
+            ("report", history), ("surplus", prune))),
     ("scale-of-any-step-before", "scale_begins", wrap(
         loss_scale, "carry", lambda right, state, config, rows: right(
             state, config, [row | {"step": state.step} for row in rows]))),

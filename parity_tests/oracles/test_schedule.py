@@ -16,7 +16,7 @@ from lockstep.exits import DONE
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState, initial_state
-from lockstep.monitor import history
+from lockstep.monitor import history, prune
 from lockstep.run import checkpoint
 from lockstep.train import loss_scale
 from lockstep.train.schedule import learning_rates
@@ -210,7 +210,8 @@ def check_resumed_run(folder: Path) -> None:
 
 def check_long_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run goes on after 700 steps, whose rows are over 100 kB: every row stays as it is, the
-    first loss is told, the best checkpoint is kept, and a report has all steps and losses."""
+    first loss is told, the best checkpoint is kept, and a report has all steps and losses;
+    afterwards the best one is no surplus."""
     log = Path("run", "log.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeTwin, "evaluate", lambda self, batches: 1.0 + abs(100 - self.now.step))
@@ -220,7 +221,7 @@ def check_long_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert fake_runs.resume("--steps 702") == DONE
     assert log.read_bytes().startswith(before) and len(before) > 100_000
     assert "\nvalidation loss 101.0000 -> 603.0000 nats" in capsys.readouterr().out
-    assert fake_runs.saved_steps() == [100, 702]
+    assert fake_runs.saved_steps() == [100, 702] and not prune.find_surplus(Path("run")).paths
     told, steps = history.read(Path("run")), [*range(0, 701, 50), 702]
     assert told.steps.tolist() == [*range(1, 703)]
     assert told.evaluations[""] == {step: 1 + abs(100 - step) for step in steps}
