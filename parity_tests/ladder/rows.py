@@ -128,9 +128,9 @@ grouped = make_rows(
     [
         ("fp64", "none", 1, "unroll", "1"),
         ("bf16", "none", 4, "unroll", "1"),
+        ("fp64", "block", 4, "scan", "3"),
     ],
     [
-        ("fp64", "block", 4, "scan", "3"),
         ("fp32", "dots", 4, "scan", "1"),
         ("fp16", "sublayer", 4, "unroll", "1"),
     ],
@@ -154,11 +154,11 @@ evaluated = make_rows(
     "policy remat accum model layers loss_chunks eval_policy",
     [
         ("bf16", "none", 1, "tiny", "unroll", "1", "fp32"),
+        ("fp32", "block", 1, "gpt2", "scan", "1", "bf16"),
     ],
     [
         ("fp32", "none", 4, "gpt2", "scan", "3", "fp64"),
         ("fp16", "none", 4, "gpt2", "unroll", "1", "bf16"),
-        ("fp32", "block", 1, "gpt2", "scan", "1", "bf16"),
     ],
 )
 # A micro-batch of four rows on two or four devices.
@@ -212,9 +212,9 @@ tuned = make_rows(
     [
         ("fp64", "none", 4, "gpt2", "unroll", "3", "data=1", 3, ADAPTED, ADAPTED_FROZEN),
         ("bf16", "none", 4, "tiny", "unroll", "1", "data=1", 3, "", ""),
+        ("fp64", "block", 1, "tiny", "scan", "1", "data=1", 3, ADAPTED, ""),
     ],
     [
-        ("fp64", "block", 1, "tiny", "scan", "1", "data=1", 3, ADAPTED, ""),
         ("fp64", "dots", 4, "grouped", "scan", "1", "data=1", 0, "", FROZEN),
         ("fp32", "sublayer", 4, "gpt2", "unroll", "3", "data=1", 3, "", ""),
         ("tf32", "none", 1, "tiny", "unroll", "1", "data=1", 3, "", ""),

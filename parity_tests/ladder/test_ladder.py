@@ -37,14 +37,17 @@ fp64-dots-1-tiny-unroll-1                             f f r f f r f f f f .
 tf32-dots-1-gpt2-scan                                 . . r . . r . r . . .
 fp64-none-1-unroll-1-grouped                          f t r f f f f r f f .
 bf16-none-4-unroll-1-grouped                          . f r . . . . . . . .
+fp64-block-4-scan-3-grouped                           f f f r f f f f f f .
 bf16-block-1-tiny-unroll-1-0.5                        . . . t . f . r . . .
 fp16-none-1-tiny-unroll-1-0.5                         . . . r . . . f . f .
 bf16-none-1-tiny-unroll-1-fp32                        . r . . . . . . . . .
+fp32-block-1-gpt2-scan-1-bf16                         . r . . . . . . . . .
 fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
 nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
 fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  f . t r r . . . . r .
 bf16-none-4-tiny-unroll-1-data=1-3--                  . . r . . . . . . . .
+fp64-block-1-tiny-scan-1-data=1-3-*.qkv,*.mlp-        f . f r f . . . . r .
 fp64-block-4-gpt2-unroll-data=2,fsdp=2                . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-fsdp=4                          . . . . . . . . . . r
 bf16-none-1-tiny-unroll-fsdp=2                        . . . . . . . . . . r
