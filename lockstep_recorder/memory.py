@@ -53,4 +53,4 @@ class Spilled(dict[str, np.ndarray]):
         self.file.write(whole.reshape(-1).view(np.uint8).data)
         self.file.flush()
         start, self.end = self.end, -(-(self.end + x.nbytes) // 64) * 64
-        return np.memmap(self.file, x.dtype, "c", start, x.shape)
+        return np.memmap(self.file, x.dtype, "r+", start, x.shape)

@@ -86,6 +86,23 @@ def send(stream: Any, header: dict[str, Any], arrays: Arrays) -> None:
     for part in parts:
         stream.write(part)
     stream.flush()
+    for body in {id(each): each for x in arrays.values() if (each := _file_of(x))}.values():
+        _let_go(body)
+
+
+def _file_of(x: Any) -> mmap.mmap | None:
+    """Returns the file of which an array is a view, such as a received message's; None where it is
+    none, or where changes stay in memory alone."""
+    while isinstance(x, np.ndarray) and getattr(x, "mode", "") != "c" and x.base is not None:
+        x = x.base
+    owner = x.obj if isinstance(x, memoryview) else x
+    return owner if isinstance(owner, mmap.mmap) else None
+
+
+def _let_go(body: Any) -> None:
+    """Gives the pages of a file back to it; what is looked at comes back."""
+    if isinstance(body, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        body.madvise(mmap.MADV_DONTNEED)
 
 
 def receive(stream: Any) -> Message | None:
@@ -102,6 +119,7 @@ def receive(stream: Any) -> Message | None:
         if not count:
             return None
         at += count
+    _let_go(body)
     return header, parse(body)
 
 
@@ -149,6 +167,7 @@ def serve(
             except Exception as error:
                 header, arrays = _failure(error, isinstance(error, told)), {}
             send(stream, header, arrays)
+            del asked, arrays  # before the next arrive, for they may be large
 
 
 def _failure(error: Exception, told: bool) -> dict[str, Any]:

@@ -191,6 +191,33 @@ def test_a_message_arrives_as_it_was_sent(large: int, monkeypatch: pytest.Monkey
         assert arrays[name].flags.aligned
 
 
+def test_what_is_sent_leaves_memory_where_a_file_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A received message and spilled arrays; not what a trace maps, whose changes no file has."""
+    kept: list[Any] = []
+    monkeypatch.setattr(wire, "_let_go", kept.append)
+    monkeypatch.setattr(wire, "LARGE", 1)
+    spilled = memory.Spilled()
+    spilled["x"] = np.arange(2.0**18)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rwb") as out, theirs.makefile("rwb") as given:
+        wire.send(out, {}, {"x": np.arange(6.0)})
+        message = wire.receive(given)
+        assert message
+        (body,) = kept  # as it arrives
+        received = message[1]["x"]
+        copied = np.memmap(spilled.file, float, "c", 0, (6,))
+        wire.send(given, {}, {"x": received[2:], "spilled": spilled["x"][:9], "copied": copied})
+    assert [each is body for each in kept] == [True, True, False]
+    del kept[:]
+    received[3], spilled["x"][3] = 7, 8
+    monkeypatch.undo()
+    for x in (received, spilled["x"]):
+        file = wire._file_of(x)
+        assert file
+        wire._let_go(file)
+    assert (received[3], spilled["x"][3]) == (7, 8)  # what was changed comes back
+
+
 def test_a_folder_that_is_no_trace_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is no trace, for it has no trace\.json; record it again"):
         trace.read(tmp_path)
