@@ -18,7 +18,7 @@ def test_it():
 """
 
 
-@tier("rest", guard="another machine", where=lambda name: name == "sse-2")
+@tier("rest", guard="a machine is a process with its limits")
 @pytest.mark.parametrize(("name", "seen"), [("avx2-4", "AVX2 4"), ("sse-2", "DEFAULT 2")])
 def test_limits_come_before_the_frameworks(name: str, seen: str, tmp_path: Path) -> None:
     if machines.lacking(name):

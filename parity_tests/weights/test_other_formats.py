@@ -20,6 +20,7 @@ from lockstep.model.state import initial_state
 from lockstep.weights import init
 from lockstep.weights.init import open_source
 from parity_tests.pair import FRAMEWORKS, norm_gap, start, toy
+from parity_tests.tiers import tier
 from parity_tests.weights.folders import config_of
 
 SHAPE = dict(n_layer=2, n_head=2, d_model=24, context=12, vocab=50)
@@ -41,10 +42,11 @@ def linear_weights(net: Any) -> dict[str, torch.Tensor]:
     return {n: p.T.contiguous() if n.endswith(CONV1D) else p for n, p in named.items()}
 
 
-def write_ckpt(path: Path, net: Any, **changes: Any) -> Path:
-    weights = {f"_orig_mod.{name}": p for name, p in linear_weights(net).items()}
+def write_ckpt(path: Path, net: Any, *, bias: bool = True, **changes: Any) -> Path:
+    weights = {f"_orig_mod.{name}": p for name, p in linear_weights(net).items()
+               if bias or not name.endswith("bias")}  # fmt: skip
     weights["_orig_mod.lm_head.weight"] = weights["_orig_mod.transformer.wte.weight"]
-    arguments = dict(n_layer=2, n_head=2, n_embd=24, block_size=12, bias=True, vocab_size=50,
+    arguments = dict(n_layer=2, n_head=2, n_embd=24, block_size=12, bias=bias, vocab_size=50,
                      dropout=0.0)  # fmt: skip
     content = {"model": weights, "model_args": arguments, "iter_num": 5, "config": {"lr": 1e-3}}
     torch.save(content | changes, path)
@@ -81,21 +83,14 @@ def assert_same_logits(path: Path, net: Any) -> None:
         assert norm_gap(twin.trace(split_tokens(batch)).activations["logits"], theirs) < NORM.bound
 
 
-def test_a_nanogpt_computes_what_it_computed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_nanogpt_computes_what_it_computed(bias: bool, tmp_path: Path) -> None:
     net = net_of(mlp="gelu-erf")
-    assert_same_logits(write_ckpt(tmp_path / "ckpt.pt", net), net)
-
-
-def test_a_nanogpt_without_biases(tmp_path: Path) -> None:
-    net = net_of(mlp="gelu-erf")
-    bare = {f"_orig_mod.{n}": p for n, p in linear_weights(net).items() if not n.endswith("bias")}
-    arguments = dict(n_layer=2, n_head=2, n_embd=24, block_size=12, bias=False, vocab_size=50)
-    path = write_ckpt(tmp_path / "ckpt.pt", net, model=bare, model_args=arguments)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith("bias") and not bias:
                 parameter.zero_()
-    assert_same_logits(path, net)
+    assert_same_logits(write_ckpt(tmp_path / "ckpt.pt", net, bias=bias), net)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -150,6 +145,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@tier("rest", guard="int64", where=lambda dtype: dtype is torch.bool)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_a_nanogpt_with_a_tensor_of_no_floats(dtype: torch.dtype, tmp_path: Path) -> None:
     """A quantized one, say; safetensors have them, and its reader copies them."""
