@@ -25,6 +25,7 @@ import torch_ref.step
 from lockstep.config import Config
 from lockstep.model.params import intermediates, shapes
 from parity_tests.pair import FRAMEWORKS, toy
+from parity_tests.tiers import tier
 from parity_tests.twins.programs import Op, Program, Value, read
 
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,output=float32")
@@ -137,6 +138,7 @@ def violations(framework: str, program: Program, config: Config) -> set[str]:
 # --- the twins
 
 
+@tier("rest", guard="bf16; accum 2", where=lambda policy, accum: accum == 1 and policy != "bf16")
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
