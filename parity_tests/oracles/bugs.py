@@ -861,7 +861,7 @@ EXPORTS: list[tuple[Any, ...]] = [
     ("exported-at-another-step", "export", wrap(forward, "files_of", lambda right, run, step,
      warn: right(run, None, warn)), "onnx", "gpt2"),
     ("adapters-merged-unscaled", "export", put(ModelConfig, "lora_scale", 1.0),
-     "onnx", "gpt2-lora"),
+     "safetensors", "gpt2-lora"),
     ("onnx-layernorm-eps-by-default", "export", wrap(forward, "forward_config", with_plain_eps),
      "onnx", "gpt2"),
     ("onnx-rmsnorm-eps-by-default", "export", wrap(forward, "forward_config", with_plain_eps),

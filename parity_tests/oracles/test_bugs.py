@@ -17,7 +17,7 @@ DEAR = {
 }  # fmt: skip
 
 
-@tier("rest", guard="adapters-merged-unscaled", where=lambda bug: bug.name in DEAR)
+@tier("rest", guard="a Llama with adapters, exported", where=lambda bug: bug.name in DEAR)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     check = getattr(import_module(f"parity_tests.oracles.test_{bug.kind}"), bug.check)
