@@ -18,14 +18,14 @@ Product = Callable[[Array, Array, Array | None], Array]  # of rows, a weight and
 
 
 def linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    """Rows (R, in) @ weight (in, out) + bias (out); torch's weight is out x in."""
+    """Computes rows (R, in) @ weight (in, out) + bias (out); torch's weight is out x in."""
     return jnp.matmul(x, weight) if bias is None else affine(x, weight, bias)
 
 
 def affine_by(
     multiply: Callable[..., Array], of_rows: Callable[..., Array] | None = None
 ) -> Product:
-    """Rows @ weight + bias in the bias's own dtype, rounded once, as a GEMM's bias epilogue does.
+    """Computes rows @ weight + bias in the bias's dtype and rounds once, as a GEMM's epilogue does.
 
     Args:
         multiply: `jnp.matmul`, or what stands in for it.
@@ -63,14 +63,14 @@ affine = affine_by(jnp.matmul)
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    """Rows (..., D) with mean 0 and variance 1, times weight (D,) plus bias (D,)."""
+    """Normalizes rows (..., D) to mean 0 and variance 1, times weight (D,) plus bias (D,)."""
     return layer_norm_forward(x, weight, bias, eps)[0]
 
 
 def layer_norm_forward(
     x: Array, weight: Array, bias: Array | None, eps: float
 ) -> tuple[Array, tuple]:
-    """The norm, and what its backward pass needs."""
+    """Returns the norm, and the residuals of its backward pass."""
     mean, variance = moments(x)
     rstd = jax.lax.rsqrt(variance + eps)
     y = (x - mean) * rstd * weight
@@ -91,8 +91,8 @@ layer_norm.defvjp(layer_norm_forward, layer_norm_backward)
 
 
 def moments(x: Array) -> tuple[Array, Array]:
-    """Mean and variance of (..., D), each (..., 1); E[x^2] - E[x]^2 loses all digits where the mean
-    is large."""
+    """Computes mean and variance of (..., D), each (..., 1), in two passes: E[x^2] - E[x]^2 loses
+    all digits if the mean is large."""
     mean = x.mean(-1, keepdims=True)
     return mean, jnp.square(x - mean).mean(-1, keepdims=True)
 
@@ -111,7 +111,7 @@ def silu(x: Array) -> Array:
 
 
 def widely(function: Callable[[Array], Array], x: Array) -> Array:
-    """Applies it in at least float32, rounds once, and keeps only x for the backward pass."""
+    """Applies a function in at least float32, rounds once, and saves only x for backward."""
 
     def kernel(x: Array) -> Array:
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
@@ -121,7 +121,7 @@ def widely(function: Callable[[Array], Array], x: Array) -> Array:
 
 @jax.custom_vjp
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Logits (..., V) and targets (...) -> (...), in float32 inside."""
+    """Computes the losses (...) of logits (..., V) and targets (...), in float32 inside."""
     return _cross_entropy_forward(logits, targets)[0]
 
 
@@ -135,7 +135,7 @@ def _cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, tuple]
 
 
 def _cross_entropy_backward(kept: tuple, dy: Array) -> tuple[Array, None]:
-    """Softmax less one at the target, in one pass: autodiff would scatter into wide logits."""
+    """Computes softmax minus one-hot targets in one pass; autodiff would scatter into float32."""
     logits, targets, log_sums = kept
     probs = jnp.exp(logits.astype(dy.dtype) - log_sums[..., None])
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
@@ -146,8 +146,7 @@ cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def logsumexp(x: Array) -> Array:
-    """(..., V) -> (...), reading x once: the maximum, and the sum of what is below it, go along
-    together. A CPU is faster with one after the other."""
+    """Reduces (..., V) to (...), reading x once for maximum and sum; CPUs prefer two passes."""
 
     def join(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
         (top, total), (other_top, other) = left, right

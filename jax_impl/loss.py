@@ -11,11 +11,11 @@ from . import functional as F
 def mean_loss(
     logits_BTV: Array, batch: Batch, dtype: jnp.dtype, over: Array | None = None
 ) -> Array:
-    """Mean cross-entropy in nats.
+    """Computes the mean cross-entropy in nats.
 
     Args:
         dtype: the policy's output dtype, that of the result.
-        over: the sum of the losses that count is divided by it; None: all count, take the mean.
+        over: divides the sum of the losses that count; None: all count, and a mean is taken.
     """
     return average(row_losses(logits_BTV, batch.targets, dtype), batch.counts, over)
 
@@ -26,14 +26,14 @@ def row_losses(logits: Array, targets: Array, dtype: jnp.dtype) -> Array:
 
 
 def average(losses: Array, counts: Array | None, over: Array | None) -> Array:
-    """The mean of losses (...); or the sum of those that count, divided by `over`."""
+    """Averages losses (...), or divides the sum of those that count by `over`."""
     if counts is None or over is None:
         return losses.mean()
     return jnp.where(counts, losses, 0).sum() / over.astype(losses.dtype)
 
 
 def mean_count(window: Batch) -> Array | None:
-    """The mean number of targets that count in a micro-batch; None where all do.
+    """Returns the mean number of targets that count in a micro-batch; None if all do.
 
     At least one in the whole window (N, B, T): without any, the loss and its gradient are 0.
     """

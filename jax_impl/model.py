@@ -2,7 +2,7 @@
 
 A linear layer casts its own inputs with `jmp.Policy.cast_to_compute`; the tree of parameters is
 never cast whole. The residual stream, norms, softmax, rotation and loss stay in the output dtype.
-A feature enters by another `Parts`: `extra/rules.py` has one.
+A feature replaces layers by a subclass of `Parts`: `extra/rules.py:Rules`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Attend = Callable[[Array, Array, Array, "Places"], Array]  # queries, keys, valu
 Split = tuple[nnx.GraphDef, nnx.State]  # a module as a pytree, which `jax.checkpoint` takes
 
 
-# Zeros and ones give shapes alone: `io/bridge.py` loads the weights. `[...]` reads a Param's array.
+# Zeros and ones only set shapes: `io/bridge.py` loads the weights. `[...]` reads a Param's array.
 
 
 class Embedding(nnx.Module):
@@ -42,7 +42,7 @@ class Embedding(nnx.Module):
         return self.weight[...][tokens_BT]
 
     def transposed(self) -> Array:
-        """The table as the weight of a tied head, (d, n)."""
+        """Returns the table as the weight of a tied head, (d, n)."""
         return self.weight[...].T
 
 
@@ -83,7 +83,7 @@ class TiedHead(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
+    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
 
     def __init__(self, d: int, eps: float, *, bias: bool) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
@@ -96,7 +96,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
+    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
 
     def __init__(self, d: int, eps: float) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
@@ -112,17 +112,17 @@ class Places:
     t: int
 
     def look_up(self, table: Array) -> Array:
-        """The entry of each token's position, in a table (context, ...) -> (T, ...)."""
+        """Looks up each token's position in a table (context, ...) -> (T, ...)."""
         return table[: self.t]
 
     def seen(self, t: int, s: int) -> Array:
-        """bool (t, s): which of the first s tokens the last t of them may see."""
+        """Returns bool (t, s): which of the first s tokens each of the last t may attend to."""
         return jnp.tril(jnp.ones((t, s), bool), s - t)
 
 
 @partial(jax.checkpoint, prevent_cse=False)
 def rotate(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
-    """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
+    """Rotates half-split pairs (RoPE) in the table's dtype; returns the input's dtype."""
     cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]
     left, right = jnp.split(x_BTHK.astype(cos.dtype), 2, axis=-1)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
@@ -144,12 +144,12 @@ def attend(
     policy: jmp.Policy,
     einsum: Callable[..., Array] = jnp.einsum,
 ) -> Array:
-    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
+    """Computes causal attention: matmuls in the compute dtype, softmax in the output dtype.
 
-    A run takes it with `--attention reference`; others stand in `extra/attention.py`.
+    `--attention reference` selects it; `extra/attention.py` has the other kernels.
     """
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
-    # The queries, (B, t, H, K) with t <= T, are those of the last t places.
+    # The queries, (B, t, H, K) with t <= T, are those of the last t positions.
     (_, t, heads, d_head), s = q_BTHK.shape, k_BTGK.shape[1]
     k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     scores_BHTT = einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(policy.output_dtype)
@@ -174,19 +174,19 @@ class Parts:
         return Linear(d_in, d_out, bias=bias, policy=self.policy, product=F.linear)
 
     def head(self) -> Any:
-        """A `TiedHead` or a `Linear`."""
+        """Builds a `TiedHead` or a `Linear`."""
         if self.config.tied:
             return TiedHead(self.policy, F.linear)
         return self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
 
     def norm(self, d: int) -> Any:
-        """A `LayerNorm` or an `RMSNorm`."""
+        """Builds a `LayerNorm` or an `RMSNorm`."""
         if self.config.norm == "layernorm":
             return LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
         return RMSNorm(d, self.config.norm_eps)
 
     def split_heads(self, y_BTHK: Array, ends: tuple[int, int]) -> list[Array]:
-        """Queries, keys and values, whose heads end at these indices; the values' are the last."""
+        """Splits heads into queries, keys and values; `ends` has the first two's end indices."""
         return jnp.split(y_BTHK, ends, axis=2)
 
     def attend(self, path: str) -> Attend:
@@ -241,7 +241,7 @@ class MLP(nnx.Module):
         self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
 
     def __call__(self, x_RD: Array) -> Array:
-        # Both activations compute in at least float32, and round once.
+        # Both activations compute in at least float32 inside, and round once.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
         return self.down(self.gelu(self.up(x_RD)))
@@ -269,10 +269,10 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
+    """Maps a batch of tokens (B, T) to logits (B, T, V) in the head's compute dtype.
 
-    Inside, activations are R = B T rows.
-    A weight's gradient is then a plain matmul: docs/decisions/0007.
+    Activations inside are rows (R, D) with R = B T.
+    So a weight's gradient is a plain matmul: docs/decisions/0007.
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
@@ -296,7 +296,7 @@ class GPT(nnx.Module):
         return logits_RV.reshape(*batch.tokens.shape, -1)
 
     def hidden(self, batch: Batch, dropout: Dropout | None = None) -> Array:
-        """A batch of tokens (B, T) -> rows (R, D), which the head takes."""
+        """Maps a batch of tokens (B, T) to the head's input, rows (R, D)."""
         dropout = dropout or Dropout.off()
         places, (b, t) = self.places(batch), batch.tokens.shape
         x_BTD = self.embed(batch.tokens).astype(self.wide)

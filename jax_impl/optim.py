@@ -1,8 +1,8 @@
-"""AdamW with decoupled decay on matrices only, and `optax.MultiSteps` around it.
+"""AdamW with decoupled decay on matrices only, inside `optax.MultiSteps`.
 
-`MultiSteps` alone does not do what GradScaler does: it resets its accumulator by multiplying with
-0, so one NaN stays for ever. Here `Trainer.unscale` zeroes non-finite gradients (under float16),
-and `conditionally_mask`, a `lax.cond`, runs clipping and AdamW only where `do_step` is true.
+`MultiSteps` alone does not skip an overflow as GradScaler does: it resets its accumulator by
+multiplying with 0, so a NaN stays in it. Here `Trainer.unscale` zeroes non-finite gradients (under
+float16), and `conditionally_mask`, a `lax.cond`, runs clipping and AdamW only if `do_step` is true.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ Norms = Callable[[Any], Array]  # gradients -> the norm of each tensor (P,)
 def optimizer(
     config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
 ) -> optax.GradientTransformationExtraArgs:
-    """Clipping and AdamW behind `do_step`, inside `optax.MultiSteps` if accum > 1.
+    """Puts clipping and AdamW behind `do_step`, inside `optax.MultiSteps` if accum > 1.
 
     Call update(gradient of loss / N, state, params, do_step=...) once for each micro-batch.
 
     Args:
         decay_mask: parameter -> whether weight decay applies.
         param_dtype: the dtype of parameters, moments and accumulated gradients.
-        norms: gives the norm of each tensor, which `ClipState` keeps for the log.
+        norms: computes the norm of each tensor, which `ClipState` keeps for the log.
 
-    `do_step` must be false before a window's last micro-batch. Nothing but the accumulator moves
-    unless it is true.
+    `do_step` must be false before a window's last micro-batch. While it is false only the
+    accumulator changes.
     """
     inner = optax.transforms.conditionally_mask(
         adamw(config, decay_mask, param_dtype, norms),
@@ -53,7 +53,7 @@ def optimizer(
 def adamw(
     config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
 ) -> optax.GradientTransformation:
-    """Clipping and AdamW. The rate is read from a table that PyTorch's twin reads, too."""
+    """Chains clipping and AdamW; the learning rates come from the table of both twins."""
     dtype = jnp.promote_types(param_dtype, jnp.float32)
     rates = jnp.asarray(learning_rates(config).astype(dtype))  # cast in numpy: nothing to compile
     return optax.chain(
@@ -77,7 +77,7 @@ class ClipState(NamedTuple):
 
 
 def clip_by_global_norm(clip: float, norms: Norms) -> optax.GradientTransformation:
-    """torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
+    """Clips in torch's form, g * min(1, clip / (norm + 1e-6)); optax's own has no 1e-6."""
 
     def init(params: Any) -> ClipState:
         each = jax.eval_shape(norms, params)
@@ -87,12 +87,12 @@ def clip_by_global_norm(clip: float, norms: Norms) -> optax.GradientTransformati
         norm = optax.tree.norm(grads)
         factor = jnp.minimum(1.0, clip / (norm + 1e-6))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        # XLA reads the gradients once for the norm of the whole and of its parts.
+        # XLA reads the gradients once for the global norm and the norms of the tensors.
         return clipped, ClipState(norm, norms(grads))
 
     return optax.GradientTransformation(init, update)
 
 
 def update_count(state: Any) -> Array:
-    """Adam's count of updates, which is also the schedule's position."""
-    return optax.tree.get_all_with_path(state, "count")[0][1]  # Adam's comes first of several
+    """Returns Adam's count of updates, which is also the index into the schedule."""
+    return optax.tree.get_all_with_path(state, "count")[0][1]  # several counts; Adam's is first

@@ -1,4 +1,4 @@
-"""Precision in JAX: jmp's policy and loss scale, and the switches that say what float32 means."""
+"""Precision in JAX: jmp's policy and loss scale, and the switches for float32 matmuls."""
 
 from functools import cache
 
@@ -14,15 +14,15 @@ from lockstep.devices import Capabilities
 
 @cache
 def make_policy(roles: Roles) -> jmp.Policy:
-    """Makes jmp's policy of a model, or of a module in it; one object for all of the same roles."""
+    """Creates jmp's policy of a model or of a module; equal roles share one object."""
     return jmp.get_policy(roles.spec)
 
 
 def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.LossScale:
-    """jmp's dynamic loss scale for float16, else jmp's pass-through.
+    """Returns jmp's dynamic loss scale for float16, else jmp's no-op scale.
 
-    Built anew each step: jmp's pytree drops `min_loss_scale` and restores the default 1. It is 0
-    here, because GradScaler has no minimum.
+    Each step builds it anew, because jmp's pytree drops `min_loss_scale` and restores the default
+    of 1. The minimum is 0 here, because GradScaler has none.
     """
     if not config.roles.loss_scaling:
         return jmp.NoOpLossScale()
@@ -32,7 +32,7 @@ def loss_scale(config: PrecisionConfig, scale: Array, good_steps: Array) -> jmp.
 
 
 def set_switches(config: Config, device: Capabilities) -> None:
-    """Sets what holds for the whole process: float64, dropout's generator, float32 matmuls."""
+    """Sets process-wide switches: float64, dropout's generator, float32 matmuls."""
     if device.platform != "cpu":
         config.precision.require_one_float32()
     roles = config.precision.roles
@@ -43,26 +43,26 @@ def set_switches(config: Config, device: Capabilities) -> None:
 
 
 def float32_matmul(config: Config, device: Capabilities) -> str:
-    """JAX's name of what multiplies float32."""
+    """Returns JAX's name of the precision of float32 matmuls."""
     if not config.precision.roles.tf32:
         return "highest"
-    # "tensorfloat32" permits TF32, and XLA then multiplies in float32. "TF32_TF32_F32" demands it;
-    # XLA refuses that before Ampere and on a CPU.
+    # "tensorfloat32" only permits TF32, and XLA then multiplies in float32. "TF32_TF32_F32" demands
+    # it; XLA refuses that name before Ampere and on a CPU.
     return "TF32_TF32_F32" if device.tf32 else "tensorfloat32"
 
 
 def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool | str | int]:
-    """XLA options of the compiled step.
+    """Returns XLA's options for the compiled step.
 
-    XLA may keep float32 between bfloat16 operations. That is off under strict numerics, because
-    torch rounds there, and on GPUs and TPUs, where the float32 would be written to memory. Strict
-    numerics leave two products of one operand two on a GPU: as one they have another kernel.
+    By default XLA may keep float32 between bfloat16 operations. That is off under strict numerics,
+    because torch rounds there, and on GPUs and TPUs, where it would write float32 to memory. On a
+    GPU strict numerics keep two products of one operand apart: merged, they have another kernel.
     """
     options: dict[str, bool | str | int] = {}
     half = "bfloat16" in config.computes
     if platform == "cpu" and half and jax.__version_info__ >= (0, 11):
-        # Products that XLA leaves in bfloat16 for YNNPACK, and YNNPACK then does not take, are
-        # summed in bfloat16: docs/precision.md
+        # XLA leaves some products in bfloat16 for YNNPACK. Those that YNNPACK does not take would
+        # be summed in bfloat16: docs/precision.md
         options["xla_cpu_experimental_ynn_fusion_type"] = ""
     if config.strict or platform != "cpu":
         options["xla_allow_excess_precision"] = False

@@ -41,7 +41,7 @@ class Metrics(NamedTuple):
 
 
 class PureGPT:
-    """The structure of a GPT; called with parameters, it gives the GPT."""
+    """Holds the structure of a GPT; called with parameters, it returns the GPT."""
 
     def __init__(self, make: Callable[[], GPT], param_dtype: str) -> None:
         """Traces `make`, so that no parameter is allocated."""
@@ -72,7 +72,7 @@ def jit_method(function: Callable) -> Callable:
 
 
 def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Any]:
-    """`body(carry, (micro_step, batch))` for each micro-batch of a window (N, B, T).
+    """Scans `body(carry, (micro_step, batch))` over the micro-batches of a window (N, B, T).
 
     Returns the last carry, and what the body gives beside it, such as losses (N,).
     """

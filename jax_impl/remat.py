@@ -1,10 +1,10 @@
-"""Rematerialization by `jax.checkpoint`: what the backward pass recomputes instead of keeping.
+"""Activation checkpointing (remat) by `jax.checkpoint`: the backward pass recomputes the rest.
 
-none      keep everything
-sublayer  keep each sublayer's input (attention and MLP)
-block     keep each block's input
-sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
-dots      keep the outputs of the weight matmuls, recompute the rest of each block
+none      save everything
+sublayer  save each sublayer's input (attention and MLP)
+block     save each block's input
+sqrt      save each segment's input; while a segment is recomputed, save its blocks' inputs
+dots      save the outputs of the weight matmuls, recompute the rest of each block
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from lockstep.model.segments import segments
 Layer = Callable[[Any, Any, Array], Array]  # (block, layer index, x) -> x
 
 # Weight matmuls have no batch dimension, attention's have one. A matmul with a bias is a custom_vjp
-# (functional.affine), into which no policy looks: its output has this name instead.
+# (functional.affine), and no policy sees inside it: it is saved by this name of its output.
 AFFINE = "affine"
 save_dots = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -27,19 +27,19 @@ save_dots = jax.checkpoint_policies.save_from_both_policies(
 
 
 def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
-    """Attention or MLP of one block: under "sublayer" only its input is kept."""
+    """Wraps attention or MLP of one block: "sublayer" saves only its input."""
     return jax.checkpoint(sublayer) if remat == "sublayer" else sublayer
 
 
 def remat_layer(layer: Layer, remat: str) -> Layer:
-    """A block: "block" and "sqrt" keep its input, "dots" also the outputs of its weight matmuls."""
+    """Wraps a block: "block" and "sqrt" save its input, "dots" also its weight matmuls' outputs."""
     if remat not in ("block", "sqrt", "dots"):
         return layer
     policy = save_dots if remat == "dots" else None
 
     def run(block: Any, index: Any, x: Array) -> Array:
-        # By argument: a barrier on matrices and x keeps XLA from merging the recomputation with the
-        # first pass. None on biases: XLA fuses a bias only if it is a parameter.
+        # prevent_cse puts barriers on matrices and x: otherwise XLA merges the recomputation with
+        # the first pass. Biases have none: XLA fuses a bias only if it is a parameter.
         prevent_cse = (jax.tree.map(lambda a: a.ndim > 1, block), False, True)
         return jax.checkpoint(layer, prevent_cse=prevent_cse, policy=policy)(block, index, x)
 
@@ -47,7 +47,7 @@ def remat_layer(layer: Layer, remat: str) -> Layer:
 
 
 def through_blocks(layer: Layer, blocks: list[Any], x: Array, *, remat: str) -> Array:
-    """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
+    """Runs the blocks in order, x (R, D) -> (R, D), under one remat mode."""
     run = remat_layer(layer, remat)
 
     def span(blocks: list[Any], start: int, x: Array) -> Array:

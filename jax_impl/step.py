@@ -1,12 +1,12 @@
-"""One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
+"""One optimizer step over a window of micro-batches, in the order of every AMP recipe.
 
-A stage is a method of `Trainer`. `accumulate` runs `micro_batch` in a `lax.scan`: micro_batch_loss,
-backward, unscale, update. `update` feeds `optax.MultiSteps`, which clips and steps AdamW with the
-last micro-batch (optim.py). Then follow, once a window, update_scale, metrics and report.
+Each stage is a method of `Trainer`. `accumulate` runs `micro_batch` in a `lax.scan`:
+micro_batch_loss, backward, unscale, update. `update` calls `optax.MultiSteps`, which clips and
+steps AdamW on the last micro-batch (optim.py). Then update_scale, metrics and report run once.
 
-Under float16 the whole window is one decision: if a gradient of any micro-batch is not finite,
-parameters, moments and schedule stay, and the loss scale shrinks. Other policies make no such
-check; there `lockstep/train/loop.py` stops the run.
+Under float16 the whole window is skipped if any micro-batch has a non-finite gradient: parameters,
+moments and schedule do not change, and the loss scale shrinks. Other policies have no such check;
+there `lockstep/train/loop.py` stops the run.
 """
 
 import math
@@ -34,7 +34,7 @@ from .optim import optimizer, update_count
 from .precision import compiler_options, loss_scale
 from .pure import Metrics, Params, PureGPT, State, jit_method, scan_window
 
-# Trained parameters, the optimizer's state, and which of the P tensors were finite so far.
+# Trained parameters, the optimizer's state, and which of P tensors had finite gradients so far.
 Carry = tuple[Params, Any, Array]
 
 
@@ -44,7 +44,7 @@ class Trainer:
     state: State
 
     def __init__(self, config: Config, model: PureGPT, device: jax.Device, platform: str) -> None:
-        """Makes the optimizer and the compiler's options; `state` is set when one is loaded.
+        """Creates the optimizer and the compiler's options; `io/bridge.py:load` sets `state`.
 
         Args:
             platform: the device's kind, as `--device` names it.
@@ -62,11 +62,11 @@ class Trainer:
         self.compiled: dict[str, Any] = {}
 
     def compile(self, window: Batch) -> None:
-        """Compiles the step ahead of time, for windows like this one."""
+        """Compiles the step ahead of time, for windows of this shape."""
         self.compiled["step"] = self.jitted_step().lower(self.state, window).compile()
 
     def jitted_step(self) -> Any:
-        """The jitted step, not yet compiled; it donates the state's buffers to the next state."""
+        """Jits the step, which donates the state's buffers to the next state; compiles nothing."""
         return self.jit(self.step_function, donate_argnums=0)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
@@ -77,7 +77,7 @@ class Trainer:
         return self.report(metrics)
 
     def step_function(self, state: State, window: Batch) -> tuple[State, Metrics]:
-        """The whole step, which `jax.jit` compiles."""
+        """Computes the whole step: a pure function, which `jax.jit` compiles."""
         scale = self.scale(state)
         state = replace(state, step=state.step + 1)
         (trained, opt_state, finite), losses = self.accumulate(state, window, scale)
@@ -102,11 +102,11 @@ class Trainer:
         self, state: State, scale: jmp.LossScale, over: Array | None,
         carry: Carry, numbered: tuple[Array, Batch],
     ) -> tuple[Carry, Array]:  # fmt: skip
-        """The loop's body: the gradient of one micro-batch, handed to the optimizer.
+        """Computes the gradient of one micro-batch and passes it to the optimizer; a scan's body.
 
         Args:
             scale: the loss scale of the whole step.
-            over: the sum of the losses that count is divided by it; None: all count, take the mean.
+            over: divides the sum of the losses that count; None: all count, and a mean is taken.
             numbered: the micro-step, from 0, and its batch (B, T).
         """
         (trained, opt_state, finite), (micro_step, batch) = carry, numbered
@@ -125,14 +125,14 @@ class Trainer:
     def micro_batch_loss(
         self, params: Params, batch: Batch, dropout: Dropout, over: Array | None
     ) -> Array:
-        """One micro-batch's part of the window's mean loss."""
+        """Computes one micro-batch's part of the window's mean loss."""
         loss = self.batch_loss(self.model(params), batch, dropout, over)
         return loss / self.config.optim.accum
 
     def backward(
         self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
     ) -> tuple[Array, Params]:
-        """The loss, and the scaled gradients."""
+        """Returns the loss and the scaled gradients."""
 
         def scaled_loss(params: Params) -> tuple[Array, Array]:
             value = loss(params)
@@ -142,10 +142,10 @@ class Trainer:
         return value, grads
 
     def unscale(self, grads: Params, finite: Array, scale: jmp.LossScale) -> tuple[Params, Array]:
-        """Divides by the loss scale, and looks for gradients that are not finite."""
+        """Divides the gradients by the loss scale, and records which tensors are finite."""
         grads = scale.unscale(grads)
         if self.config.precision.roles.loss_scaling:
-            # From the first non-finite micro-batch on, zeros: NaN would stay in the accumulator.
+            # Zeros from the first non-finite micro-batch on: NaN would stay in the accumulator.
             finite &= self.by_tensor(jmp.all_finite, grads)
             grads = jax.tree.map(lambda g: jnp.where(finite.all(), g, 0), grads)
         return grads, finite
@@ -153,21 +153,21 @@ class Trainer:
     def update(
         self, grads: Params, opt_state: Any, params: Params, do_step: Array
     ) -> tuple[Params, Any]:
-        """Feeds MultiSteps; where `do_step`, it clips the accumulated gradient and steps AdamW."""
+        """Calls MultiSteps; if `do_step`, it clips the accumulated gradient and steps AdamW."""
         updates, opt_state = self.optimizer.update(grads, opt_state, params, do_step=do_step)
         return optax.apply_updates(params, updates), opt_state
 
     def update_scale(
         self, state: State, scale: jmp.LossScale, finite: Array
     ) -> tuple[Array, Array]:
-        """The next loss scale, and the good steps since it last changed."""
+        """Returns the next loss scale, and the number of good steps since it last changed."""
         if not self.config.precision.roles.loss_scaling:
             return state.loss_scale, state.good_steps
         scale = scale.adjust(finite.all())
         return scale.loss_scale, scale.counter
 
     def scale(self, state: State) -> jmp.LossScale:
-        """The loss scale, as jmp's object."""
+        """Wraps the loss scale in jmp's object."""
         return loss_scale(self.config.precision, state.loss_scale, state.good_steps)
 
     def dropout(self, step: Array, micro_step: Array) -> Dropout:
@@ -187,7 +187,7 @@ class Trainer:
         )
 
     def report(self, metrics: Metrics) -> Callable[[], StepResult]:
-        """The returned call copies the metrics to the host, and waits for them."""
+        """Returns a call that waits for the metrics and copies them to the host."""
 
         def wait() -> StepResult:
             *scalars, norms = jax.device_get(metrics)
@@ -204,34 +204,34 @@ class Trainer:
 
     @jit_method
     def evaluate(self, state: State, batches: Batch) -> Array:
-        """Mean loss of M batches (M, B, T) under the evaluation policy."""
+        """Computes the mean loss of M batches (M, B, T) under the evaluation policy."""
         model, over = self.evaluation_model(state), mean_count(batches)
         return jax.lax.map(lambda each: self.batch_loss(model, each, over=over), batches).mean()
 
     @jit_method
     def logits(self, state: State, batch: Batch) -> Array:
-        """A batch of tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        """Computes logits (B, T, V) of a batch (B, T) under the evaluation policy."""
         return self.evaluation_model(state)(batch)
 
     def evaluation_model(self, state: State) -> GPT:
         return self.model(self.weights(state, Dropout.off()))
 
-    # What features of extra/ override.
+    # Overridden by features in extra/.
 
     def canonical(self, name: str) -> str:
-        """A parameter's name among the canonical ones (`lockstep.model.params`)."""
+        """Returns a parameter's canonical name (`lockstep.model.params`)."""
         return name
 
     def tensor_names(self) -> list[str]:
-        """The P tensors that get a gradient norm in the log."""
+        """Names the P tensors whose gradient norms are logged."""
         return sorted(self.trained)
 
     def by_tensor(self, measure: Callable[[Array], Array], tensors: Params) -> Array:
-        """(P,): one number for each of `tensor_names`."""
+        """Measures each tensor; returns (P,), in the order of `tensor_names`."""
         return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
 
     def weights(self, state: State, dropout: Dropout) -> Params:
-        """The model's variables. `extra/formats` adds scales, and keys drawn from dropout's."""
+        """Returns the model's variables; `extra/formats` adds scales, and keys from dropout's."""
         return state.params
 
     def batch_loss(
@@ -243,10 +243,10 @@ class Trainer:
 def batch_loss(
     model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
 ) -> Array:
-    """Mean loss of a batch (B, T) in nats.
+    """Computes the mean loss of a batch (B, T) in nats.
 
     Args:
-        over: what the sum over the targets that count is divided by; left out, their number.
+        over: divides the sum over the targets that count; left out, their number.
     """
     over = mean_count(batch.select(None)) if over is None else over
     return mean_loss(model(batch, dropout), batch, model.wide, over)

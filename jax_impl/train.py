@@ -11,11 +11,11 @@ from lockstep.train.memory import share_heap
 
 
 def main() -> int:
-    """Trains as the command line says; returns the exit status.
+    """Trains with the command line's flags; returns the exit status.
 
-    JAX is imported when the flags are known to be right: `--help` need not wait for it.
+    JAX is imported only after the flags are checked, so that `--help` is fast.
     """
-    share_heap()  # so that what a step frees can be kept: `--autotune memory=kept`
+    share_heap()  # lets the process keep the memory that a step frees: `--autotune memory=kept`
     return trainers.train("jax")
 
 

@@ -1,4 +1,4 @@
-"""The JAX twin as the loop and the instruments see it: `lockstep.twin.Twin`."""
+"""The JAX twin's implementation of `lockstep.twin.Twin`, for the loop and the comparisons."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ from .io import bridge
 
 
 class JaxTwin:
-    """`lockstep.twin.Twin`, in JAX."""
+    """Implements `lockstep.twin.Twin` in JAX."""
 
     framework = "jax"
     synchronous = False
@@ -40,10 +40,10 @@ class JaxTwin:
         self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
         self.compiled_trace: Any = None
         self.rank, self.processes = rank(), process_count()
-        self.segments = False  # whether rows have several, in windows like that of `prepare`
-        self.keeps = config.run.ways.get("memory") == "kept"  # what a step frees
-        self.temporaries = 0  # bytes that a compiled step takes anew each time
-        self.prepared: Any = None  # the shapes of the windows that it is compiled for
+        self.segments = False  # whether a row has several, in the window given to `prepare`
+        self.keeps = config.run.ways.get("memory") == "kept"  # the memory that a step frees
+        self.temporaries = 0  # bytes that each call of the compiled step allocates and frees
+        self.prepared: Any = None  # shapes of the window for which the step is compiled
 
     def own_rows(self, count: int) -> np.ndarray | None:
         return own_rows(count, self.mesh)
@@ -67,7 +67,7 @@ class JaxTwin:
         return describe(self.config, self.device, segments=self.segments)
 
     def load(self, state: TrainState) -> None:
-        configure(self.config)  # of the process, in which another twin may have been built since
+        configure(self.config)  # process-wide: another twin may have been built since
         bridge.load(self.trainer, state)
 
     def state(self) -> TrainState:
@@ -114,7 +114,7 @@ class JaxTwin:
         return BatchTrace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        # One shape, one compilation: a causal model does not see the padding behind its tokens.
+        # Padded to one shape, it compiles once; a causal model does not see padding after a token.
         padded = np.zeros((1, self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
         logits = self.trainer.logits(self.place(Batch(padded, padded)))
@@ -122,7 +122,7 @@ class JaxTwin:
 
     def step_bytes(self, window: Batch) -> int:
         if self.prepared == jax.tree.map(np.shape, window):
-            return self.temporaries  # another compilation would say the same
+            return self.temporaries  # another compilation would give the same
         return step_bytes(self.trainer, self.place(window))
 
     def step_flops(self, window: Batch) -> int:
@@ -149,7 +149,7 @@ def end(status: int) -> None:
 
 
 def ways(config: Config) -> list[str]:
-    """Lists the ways that stand beside JAX's own on this device (`--autotune`)."""
+    """Lists the alternatives to JAX's own operations on this device, for `--autotune`."""
     return find_ways(config, find_capabilities(configure(config)))
 
 

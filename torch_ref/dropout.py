@@ -37,7 +37,7 @@ class Dropout:
         return torch.where(keep, x * (1 / (1 - self.rate)), 0)
 
     def draw(self, key: Key, x: Tensor) -> Tensor:
-        """Which elements of x are kept."""
+        """Draws which elements of x are kept."""
         return bernoulli(key, 1 - self.rate, x.shape, x.device)
 
     def key_of(self, layer: int, site: str) -> Key:
@@ -53,7 +53,7 @@ def seed_torch(key: Key) -> None:
 def bernoulli(
     key: Key, p: float, shape: torch.Size, device: torch.device, start: int = 0
 ) -> Tensor:
-    """`jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry.
+    """Computes `jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry.
 
     start: where these elements begin in those of the whole batch.
     """

@@ -11,11 +11,11 @@ from lockstep.data.batch import Batch
 def mean_loss(
     logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, over: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy in nats.
+    """Computes the mean cross-entropy in nats.
 
     Args:
         dtype: the policy's output dtype, that of the result.
-        over: the sum of the losses that count is divided by it; None: all count, take the mean.
+        over: divides the sum of the losses that count; None: all count, and a mean is taken.
     """
     if batch.counts is None or over is None:
         logits = logits_BTV.to(dtype)
@@ -30,25 +30,25 @@ def row_losses(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def average(losses: Tensor, counts: Tensor | None, over: Tensor | None) -> Tensor:
-    """The mean of losses (...); or the sum of those that count, divided by `over`."""
+    """Averages losses (...), or divides the sum of those that count by `over`."""
     if counts is None or over is None:
         return losses.mean()
     return torch.where(counts, losses, 0).sum() / over.to(losses.dtype)
 
 
 def mean_count(window: Batch) -> Tensor | None:
-    """The mean number of targets that count in a micro-batch; None where all do."""
+    """Returns the mean number of targets that count in a micro-batch; None if all do."""
     return None if window.counts is None else share_count(count_targets(window), window)
 
 
 def count_targets(window: Batch) -> Tensor:
-    """How many targets of a window count, in float64 where the device has it."""
+    """Counts the targets of a window that count, in float64 if the device has it."""
     wide = torch.float32 if window.counts.device.type in NO_FLOAT64 else torch.float64
     return window.counts.sum().to(wide)
 
 
 def share_count(count: Tensor, window: Batch) -> Tensor:
-    """A window's count over its N micro-batches (N, B, T).
+    """Divides a window's count by its N micro-batches (N, B, T).
 
     At least one in the whole window: without any, the loss and its gradient are 0.
     """

@@ -2,7 +2,7 @@
 
 `torch.autocast` casts the inputs of matmuls to the compute dtype, one by one; the tree of
 parameters is never cast whole. The residual stream, norms, softmax, rotation and loss stay in the
-output dtype. A feature enters by another `Parts`: `extra/rules.py` has one.
+output dtype. A feature replaces layers by a subclass of `Parts`: `extra/rules.py:Rules`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from lockstep.model import rotary
 from .dropout import Dropout
 from .remat import remat_sublayer, through_blocks
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of rows, a weight and a bias or None
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # rows, weight, bias or None
 Attend = Callable[[Tensor, Tensor, Tensor, "Places"], Tensor]  # queries, keys, values (B, T, H, K)
 
 
@@ -58,7 +58,7 @@ class TiedHead(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
+    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
 
     def forward(self, x_RD: Tensor) -> Tensor:
         weight = self.weight.to(x_RD.dtype)
@@ -67,7 +67,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Normalizes rows (R, d) in the dtype that they have, the policy's output dtype."""
+    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), self.eps)
@@ -80,16 +80,16 @@ class Places:
     t: int
 
     def look_up(self, table: Tensor) -> Tensor:
-        """The entry of each token's position, in a table (context, ...) -> (T, ...)."""
+        """Looks up each token's position in a table (context, ...) -> (T, ...)."""
         return table[: self.t]
 
     def seen(self, device: torch.device) -> Tensor:
-        """bool (T, T): which tokens each token may see."""
+        """Returns bool (T, T): which tokens each token may attend to."""
         return torch.ones(self.t, self.t, dtype=torch.bool, device=device).tril()
 
 
 def rotate(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Rotary embedding in the table's dtype, half-split pairs; back to the input's dtype."""
+    """Rotates half-split pairs (RoPE) in the table's dtype; returns the input's dtype."""
     cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]
     left, right = x_BTHK.to(cos.dtype).chunk(2, dim=-1)
     turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
@@ -111,9 +111,9 @@ def attend(
     dtype: torch.dtype,
     matmul: Callable[..., Tensor] = torch.matmul,
 ) -> Tensor:
-    """Causal attention written out: matmuls in the compute dtype, softmax in the output dtype.
+    """Computes causal attention: matmuls in the compute dtype, softmax in the output dtype.
 
-    A run takes it with `--attention reference`; others stand in `extra/attention.py`.
+    `--attention reference` selects it; `extra/attention.py` has the other kernels.
     """
     heads, d_head = q_BTHK.shape[2:]
     q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
@@ -139,13 +139,13 @@ class Parts:
         return Linear(d_in, d_out, bias=bias, product=F.linear)
 
     def head(self) -> Any:
-        """A `TiedHead` or a `Linear`."""
+        """Builds a `TiedHead` or a `Linear`."""
         if self.config.tied:
             return TiedHead(F.linear)
         return self.linear("head", self.config.d_model, self.config.d_vocab, bias=False)
 
     def norm(self, d: int) -> Any:
-        """A `LayerNorm` or an `RMSNorm`."""
+        """Builds a `LayerNorm` or an `RMSNorm`."""
         if self.config.norm == "layernorm":
             return LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
         return RMSNorm(d, self.config.norm_eps)
@@ -205,7 +205,7 @@ class MLP(nn.Module):
         self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        # Both activations compute in at least float32, and round once.
+        # Both activations compute in at least float32 inside, and round once.
         if self.gated:
             return self.down(F.silu(self.gate(x_RD)) * self.up(x_RD))
         return self.down(self.gelu(self.up(x_RD)))
@@ -234,9 +234,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A batch of tokens (B, T) -> logits (B, T, V) in the head's compute dtype.
+    """Maps a batch of tokens (B, T) to logits (B, T, V) in the head's compute dtype.
 
-    Inside, activations are R = B T rows.
+    Activations inside are rows (R, D) with R = B T.
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
@@ -258,7 +258,7 @@ class GPT(nn.Module):
         return logits_RV.reshape(*batch.tokens.shape, -1)
 
     def hidden(self, batch: Batch, dropout: Dropout | None = None) -> Tensor:
-        """A batch of tokens (B, T) -> rows (R, D), which the head takes."""
+        """Maps a batch of tokens (B, T) to the head's input, rows (R, D)."""
         dropout = dropout or Dropout.off()
         places, (b, t) = self.places(batch), batch.tokens.shape
         x_BTD = self.embed(batch.tokens).to(self.wide)

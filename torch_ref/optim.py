@@ -15,7 +15,7 @@ from lockstep.model.params import decays
 
 
 def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
-    """Fused AdamW in two groups, with and without weight decay."""
+    """Creates fused AdamW with two groups, with and without weight decay."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decayed = [p for name, p in named.items() if decays(name, config.decay)]
     rest = [p for name, p in named.items() if not decays(name, config.decay)]
@@ -27,7 +27,7 @@ def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
 
 
 class AdamW(torch.optim.AdamW):
-    """Its methods without their decorators, which import the compiler: a second of CPU time."""
+    """AdamW without its methods' decorators, which import the compiler: a second of CPU time."""
 
     add_param_group = unwrap(torch.optim.AdamW.add_param_group)
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
@@ -35,7 +35,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def clip_by_global_norm(parameters: list[nn.Parameter], clip: float, norms: Tensor) -> Tensor:
-    """The second half of `clip_grad_norm_`; returns the norm before clipping.
+    """Clips as the second half of `clip_grad_norm_` does; returns the norm before clipping.
 
     Args:
         norms: the norm of each gradient (P,).
@@ -46,6 +46,6 @@ def clip_by_global_norm(parameters: list[nn.Parameter], clip: float, norms: Tens
 
 
 def gradient_norms(gradients: list[Tensor]) -> Tensor:
-    """The norm of each gradient (P,)."""
-    # Private: the public `get_total_norm` keeps each tensor's to itself, and one call each is slow.
+    """Computes the norm of each gradient (P,)."""
+    # A private call: the public `get_total_norm` returns no norm per tensor, and P calls are slow.
     return torch.stack(torch._foreach_norm(gradients))

@@ -1,4 +1,4 @@
-"""Precision in PyTorch: autocast, GradScaler, and the switches that say what float32 means."""
+"""Precision in PyTorch: autocast, GradScaler, and the switches for float32 matmuls."""
 
 import os
 from contextlib import AbstractContextManager
@@ -15,17 +15,17 @@ def dtype(name: str) -> torch.dtype:
 
 
 def autocast(roles: Roles, device: torch.device) -> AbstractContextManager:
-    """Casts matmul inputs to the compute dtype; off where nothing is to be cast.
+    """Casts matmul inputs to the compute dtype; disabled if the policy casts nothing.
 
-    A forward pass uses each weight once, so a cache would only keep the copies of all of them until
-    the loss is known.
+    A forward pass uses each weight once, so autocast's cache would only keep copies of all weights
+    until the loss is known.
     """
     compute = dtype(roles.compute)
     return torch.autocast(device.type, compute, enabled=roles.mixed, cache_enabled=False)
 
 
 def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:
-    """Dynamic loss scaling, for float16 alone; disabled, every method passes through."""
+    """Creates the loss scaler, enabled for float16 only; disabled, its methods pass through."""
     return torch.amp.GradScaler(
         device.type,
         init_scale=config.loss_scale_init,
@@ -37,13 +37,13 @@ def grad_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.Grad
 
 
 def set_switches(config: Config, device: Capabilities) -> None:
-    """Sets what holds for the whole process: deterministic kernels, float32 matmuls."""
+    """Sets process-wide switches: deterministic kernels, float32 matmuls."""
     if device.platform != "cpu":
         config.precision.require_one_float32()
     strict = config.precision.strict
     if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if strict != torch.are_deterministic_algorithms_enabled():  # it imports the compiler
+    if strict != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
         torch.use_deterministic_algorithms(strict)
     float32 = float32_matmul(config)
     torch.backends.cuda.matmul.fp32_precision = float32
@@ -53,5 +53,5 @@ def set_switches(config: Config, device: Capabilities) -> None:
 
 
 def float32_matmul(config: Config) -> str:
-    """PyTorch's name of what multiplies float32."""
+    """Returns PyTorch's name of the precision of float32 matmuls."""
     return "tf32" if config.precision.roles.tf32 else "ieee"

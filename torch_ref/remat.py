@@ -1,10 +1,10 @@
-"""Rematerialization by `torch.utils.checkpoint`: what is recomputed instead of kept.
+"""Activation checkpointing (remat) by `torch.utils.checkpoint`: backward recomputes the rest.
 
-none      keep everything
-sublayer  keep each sublayer's input (attention and MLP)
-block     keep each block's input
-sqrt      keep each segment's input, and while a segment is recomputed each of its blocks' inputs
-dots      keep the outputs of the weight matmuls, recompute the rest of each block
+none      save everything
+sublayer  save each sublayer's input (attention and MLP)
+block     save each block's input
+sqrt      save each segment's input; while a segment is recomputed, save its blocks' inputs
+dots      save the outputs of the weight matmuls, recompute the rest of each block
 """
 
 from collections.abc import Callable
@@ -37,24 +37,24 @@ save_dots = partial(create_selective_checkpoint_contexts, _save)
 
 
 def recompute(function: Callable, **how: Any) -> Callable:
-    """Keeps only the function's inputs for the backward pass, as `jax.checkpoint` does."""
+    """Saves only the function's inputs for the backward pass, as `jax.checkpoint` does."""
     return partial(checkpoint, function, use_reentrant=False, **how)
 
 
 def remat_sublayer(sublayer: Callable, remat: str) -> Callable:
-    """Attention or MLP of one block: under "sublayer" only its input is kept."""
+    """Wraps attention or MLP of one block: "sublayer" saves only its input."""
     return recompute(sublayer) if remat == "sublayer" else sublayer
 
 
 def remat_layer(layer: Layer, remat: str) -> Layer:
-    """A block: "block" and "sqrt" keep its input, "dots" also the outputs of its weight matmuls."""
+    """Wraps a block: "block" and "sqrt" save its input, "dots" also its weight matmuls' outputs."""
     if remat not in ("block", "sqrt", "dots"):
         return layer
     return recompute(layer, context_fn=save_dots) if remat == "dots" else recompute(layer)
 
 
 def through_blocks(layer: Layer, blocks: list[Any], x: Tensor, *, remat: str) -> Tensor:
-    """The blocks in order, x (R, D) -> (R, D), under one remat mode."""
+    """Runs the blocks in order, x (R, D) -> (R, D), under one remat mode."""
     run = remat_layer(layer, remat)
 
     def span(blocks: list[Any], start: int, x: Tensor) -> Tensor:

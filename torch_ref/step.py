@@ -1,11 +1,11 @@
-"""One optimizer step over a window of micro-batches, in the order every AMP recipe gives.
+"""One optimizer step over a window of micro-batches, in the order of every AMP recipe.
 
-A stage is a method of `Trainer`. `accumulate` runs micro_batch_loss and backward for each
-micro-batch; then follow, once a window, unscale, clip, update, update_scale and report.
+Each stage is a method of `Trainer`. `accumulate` runs micro_batch_loss and backward for each
+micro-batch. The stages unscale, clip, update, update_scale and report follow once per window.
 
-Under float16 the whole window is one decision: if a gradient of any micro-batch is not finite,
-parameters, moments and schedule stay, and the loss scale shrinks. Other policies make no such
-check; there `lockstep/train/loop.py` stops the run.
+Under float16 the whole window is skipped if any micro-batch has a non-finite gradient: parameters,
+moments and schedule do not change, and the loss scale shrinks. Other policies have no such check;
+there `lockstep/train/loop.py` stops the run.
 """
 
 import math
@@ -44,7 +44,7 @@ class Trainer:
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
-        """The trained parameters by name."""
+        """Returns the trained parameters by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
@@ -56,7 +56,7 @@ class Trainer:
         norm, norms = self.clip()
         self.update(rate)
         skipped = self.update_scale(scale)
-        self.updates += not skipped  # and so the schedule stands still on a skipped step
+        self.updates += not skipped  # so a skipped step does not advance the schedule
         return self.report(loss, norm, norms, rate, scale, skipped)
 
     def accumulate(self, window: Batch) -> Tensor:
@@ -74,7 +74,7 @@ class Trainer:
         return loss.detach()
 
     def micro_batch_loss(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
-        """One micro-batch's part of the window's mean loss."""
+        """Computes one micro-batch's part of the window's mean loss."""
         batch, dropout = window.select(micro_step), self.dropout(micro_step)
         loss = self.batch_loss(self.module, batch, self.roles, dropout, over)
         return loss / self.config.optim.accum
@@ -94,7 +94,7 @@ class Trainer:
         return clip_by_global_norm(parameters, self.config.optim.clip, norms), norms
 
     def update(self, rate: float) -> None:
-        """One step of AdamW; under float16 the scaler skips it if a gradient is not finite."""
+        """Steps AdamW; under float16 the scaler skips it if a gradient is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.step(self.optimizer)
@@ -113,7 +113,7 @@ class Trainer:
     def report(
         self, loss: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
     ) -> Callable[[], StepResult]:
-        """Starts the copy to the host; the returned call waits for it."""
+        """Starts to copy the metrics to the host; the returned call waits for them."""
         metrics = torch.cat([x.to(loss.dtype).reshape(-1) for x in (loss, norm, norms)])
         host = metrics.to("cpu", non_blocking=True)
         copied = torch.Event(self.device) if self.device.type != "cpu" else None
@@ -135,14 +135,14 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Batch) -> Tensor:
-        """Mean loss of M batches (M, B, T) under the evaluation policy."""
+        """Computes the mean loss of M batches (M, B, T) under the evaluation policy."""
         (model, roles), over = self.evaluation_model(), self.mean_count(batches)
         losses = [self.batch_loss(model, each, roles, None, over) for each in batches.split()]
         return torch.stack(losses).mean()
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
-        """A batch of tokens (B, T) -> logits (B, T, V) under the evaluation policy."""
+        """Computes logits (B, T, V) of a batch (B, T) under the evaluation policy."""
         model, roles = self.evaluation_model()
         with autocast(roles, self.device):
             return model(batch)
@@ -150,10 +150,10 @@ class Trainer:
     def evaluation_model(self) -> tuple[GPT, Roles]:
         return self.model, self.roles
 
-    # What features of extra/ override.
+    # Overridden by features in extra/.
 
     def wrap_model(self) -> nn.Module:
-        """The module that a training pass calls; a mesh wraps the model."""
+        """Returns the module that a training pass calls; a mesh wraps the model."""
         return self.model
 
     def mean_count(self, window: Batch) -> Tensor | None:
@@ -173,11 +173,11 @@ def batch_loss(
     model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
     over: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Mean loss of a batch (B, T) in nats.
+    """Computes the mean loss of a batch (B, T) in nats.
 
     Args:
         model: a `GPT`, or a wrapper around it.
-        over: what the sum over the targets that count is divided by; left out, their number.
+        over: divides the sum over the targets that count; left out, their number.
     """
     over = mean_count(batch.select(None)) if over is None else over
     with autocast(roles, batch.tokens.device):

@@ -10,9 +10,9 @@ from lockstep.cli import trainers
 
 
 def main() -> int:
-    """Trains as the command line says; returns the exit status.
+    """Trains with the command line's flags; returns the exit status.
 
-    PyTorch is imported when the flags are known to be right: `--help` need not wait for it.
+    PyTorch is imported only after the flags are checked, so that `--help` is fast.
     """
     return trainers.train("torch")
 

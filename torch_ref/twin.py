@@ -1,4 +1,4 @@
-"""The PyTorch twin as the loop and the instruments see it: `lockstep.twin.Twin`."""
+"""The PyTorch twin's implementation of `lockstep.twin.Twin`, for the loop and the comparisons."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ from .io import bridge
 
 
 class TorchTwin:
-    """`lockstep.twin.Twin`, in PyTorch."""
+    """Implements `lockstep.twin.Twin` in PyTorch."""
 
     framework = "torch"
 
@@ -41,7 +41,7 @@ class TorchTwin:
         self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
         self.rank, self.processes = rank(), process_count()
         self.passes: Passes | None = None
-        self.segments = False  # whether rows have several, in windows like that of `prepare`
+        self.segments = False  # whether a row has several, in the window given to `prepare`
 
     def own_rows(self, count: int) -> np.ndarray | None:
         if self.processes == 1:
@@ -67,7 +67,7 @@ class TorchTwin:
         return describe(self.config, self.device, segments=self.segments)
 
     def load(self, state: TrainState) -> None:
-        configure(self.config)  # of the process, in which another twin may have been built since
+        configure(self.config)  # process-wide: another twin may have been built since
         bridge.load(self.trainer, state)
 
     def state(self) -> TrainState:
@@ -135,7 +135,7 @@ def end(status: int) -> None:
 
 
 def ways(config: Config) -> list[str]:
-    """Lists the ways that stand beside PyTorch's own on this device (`--autotune`)."""
+    """Lists the alternatives to PyTorch's own operations on this device, for `--autotune`."""
     return find_ways(config, find_capabilities(configure(config)))
 
 
