@@ -116,7 +116,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def frames(eqn: Any) -> Iterator[tuple[str, int]]:
-    """Of the program's call that made an equation, the innermost first."""
+    """Yields the frames of the call that made an equation, the innermost first."""
     stack = getattr(eqn.source_info, "traceback", None)
     for frame in stack.frames if stack is not None else ():
         yield frame.file_name, frame.line_num

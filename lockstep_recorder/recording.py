@@ -86,7 +86,7 @@ def record(
 def accumulate(
     side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch]
 ) -> tuple[list[float], Arrays]:
-    """The losses of some batches; `sum/N`, their gradients summed; `carried/N`, the state left."""
+    """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left."""
     losses: list[float] = []
     sums: Arrays = {}
     carried: Arrays = {}

@@ -220,7 +220,7 @@ class JaxSide(ProgramSide):
         return jax.jit(function, **options)
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
-        """By the compiled program of these shapes, which is the same whatever is forced."""
+        """Runs the compiled program of these shapes, which is the same whatever is forced."""
         key = str((jax.tree.map(jnp.shape, batch), self.nudges, self.moves_sums))
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))

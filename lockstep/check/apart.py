@@ -159,7 +159,7 @@ def _is_nested(fine: Shape, coarse: Shape) -> bool:
 def _alive(
     side: SideTape, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
 ) -> set[int]:
-    """The values from which some value that both sides have is made."""
+    """Finds the values from which some value that both sides have is made."""
     found: set[int] = set()
     for n in reversed(side.data):
         users = (user for user in side.users[n] if user in found)
@@ -187,7 +187,7 @@ def _depends(
 
 
 def _first_apart(side: SideTape, alive: set[int], end: int) -> int:
-    """The first value on the way to one that nothing of the other side has, made of what it has."""
+    """Finds the first value on the way to one that the other side lacks, made of what it has."""
     reached, stack, firsts = {end}, [end], []
     while stack:
         n = stack.pop()

@@ -144,7 +144,7 @@ def _runs(
 
 
 def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
-    """A gradient that one side stops in a module and the other behind it, such as that of padding:
+    """Finds a gradient that one side stops in a module and the other behind it, such as of padding:
     where each parameter's is right, no other that arrives anywhere is a difference."""
     isolated = rungs_of["3i"]
     whole = [rungs_of[number] for number in ("2", "2i", "3", "5")]
@@ -199,7 +199,7 @@ def propose(
 
 
 def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
-    """A buffer that is no running statistic needs no partner: a port computes it in place.
+    """Drops buffers that are no running statistics: they need no partner, a port computes them.
 
     A port keeps its own, for a wrong one is a bug; but what is the reference's, rounded to float32.
     """
@@ -238,7 +238,7 @@ def _mapping_rung(found: Mapping) -> Stage:
 
 
 def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:
-    """A root for each side that has tensors alone; their shapes are said."""
+    """Makes a root for each side that has tensors alone; their shapes are said."""
     roots = []
     both = bool(found.only_reference and found.only_port)
     for at, (side, names) in enumerate((("reference", found.only_reference),

@@ -29,7 +29,7 @@ def make_entry(reference: Tensors, r: Piece, port: Tensors, p: Piece) -> Entry:
 
 
 def likely_axes(reference: Tensors, r: str, port: Tensors, p: str, n: int = 0) -> Shape:
-    """A kernel's axes by the convention of its framework: out before in, or in before out.
+    """Orders a kernel's axes by the convention of its framework: out before in, or the reverse.
 
     Args:
         n: how many, where the piece has not all of the reference's tensor.

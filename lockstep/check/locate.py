@@ -39,7 +39,7 @@ class Root:
         return f"{self.where}, {self.direction}"
 
     def joined_with(self, other: "Root") -> "Root":
-        """Both places as one root."""
+        """Joins both places into one root."""
         return replace(
             self, where=f"{self.where}; {other.where}", spots=[*self.spots, *other.spots],
             names=[*self.names, *other.names],
@@ -101,7 +101,7 @@ def _root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:
 
 
 def _fold_inputs(spots: list[Spot], calls: Calls) -> list[Spot]:
-    """Modules that are fed the same wrong value count once, by the first."""
+    """Counts modules that are fed the same wrong value once, by the first."""
     parents = calls.parents()
     kept: list[Spot] = []
     for spot in spots:
@@ -118,7 +118,7 @@ def _fold_inputs(spots: list[Spot], calls: Calls) -> list[Spot]:
 
 
 def _suspects(forward: list[Spot], calls: Calls, partnerless: list[str]) -> set[str]:
-    """The calls whose cotangent passes a place where the forward pass is wrong.
+    """Finds the calls whose cotangent passes a place where the forward pass is wrong.
 
     Inside one without a partner, whose cotangent is not the reference's then, all are.
     """
@@ -184,13 +184,13 @@ def _follows(
 
 
 def _scope(spot: Spot, calls: Calls) -> str:
-    """The prefix of what stands in the module inside which a forward pass is wrong."""
+    """Returns the prefix of names in the module inside which a forward pass is wrong."""
     call = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
     return "" if call in ("", "(root)", "loss") else call.partition("#")[0]
 
 
 def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
-    """Where no gradient arrives, what stands inside and before gets none or less: it follows."""
+    """Selects first causes: where no gradient arrives, what stands inside and before follows."""
     parents = calls.parents()
     dead = [spot for spot in spots if spot.rule == "cotangent" and spot.ours is not None
             and not spot.ours.any()]  # fmt: skip
@@ -235,7 +235,7 @@ def _group(
 
 
 def _place(spot: Spot, calls: Calls, partnerless: list[str], tapped: set[str]) -> str:
-    """In words, for all layers at once."""
+    """Names a place in words, for all layers at once."""
     whole = names.numbers_of_no_layer(calls.kinds)
     here = names.wildcard(spot.where.partition("[")[0], whole)
     if spot.rule == "loss":
@@ -312,7 +312,7 @@ def _changes(call: str, calls: Calls) -> bool:
 
 
 def group_updates(spots: list[Spot], whole: Collection[str] = ()) -> list[Root]:
-    """One root for the optimizer: which tensors, at which scale of the gradients, which step."""
+    """Makes one root for the optimizer: tensors, scale of the gradients, step."""
     if not spots:
         return []
     tensors = sorted({spot.detail for spot in spots})

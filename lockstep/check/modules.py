@@ -33,7 +33,7 @@ class Calls:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they end."""
+        """The calls in the order in which they end."""
         return [e[1:] for e in self.events if e[0] == "-"]
 
     def slots(self, kind: str, call: str) -> list[str]:

@@ -79,7 +79,7 @@ def without_prefix(leaf: str) -> str | None:
 
 
 def is_bias(name: str) -> bool | None:
-    """None where the name does not say."""
+    """Says if a name is a bias's; None where it does not say."""
     leaf = segments(name)[-1].lower()
     if cell := CELL.match(leaf):
         return cell[1] == "bias"
@@ -90,7 +90,7 @@ def is_bias(name: str) -> bool | None:
 
 
 def may_be_alike(a: str, b: str) -> bool:
-    """No name says that one is a bias and the other none."""
+    """Says if two may be partners: not where one is a bias by its name and the other is none."""
     return None in (is_bias(a), is_bias(b)) or is_bias(a) == is_bias(b)
 
 
@@ -119,7 +119,7 @@ def numbered(segment: str) -> tuple[str, int] | None:
 
 
 def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
-    """By name: the ranks of its numbered ancestors that hold modules, as layers do.
+    """Maps each name to the ranks of its numbered ancestors that hold modules, as layers do.
 
     `ln_1` holds a weight and a bias alone: its number is no layer's.
     """

@@ -131,7 +131,7 @@ def _times(n: int) -> str:
 
 
 def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
-    """How far an optimizer was seen, and what its `update` keeps besides."""
+    """Notes how far an optimizer was seen, and what its `update` keeps besides."""
     found = []
     rungs = {rung.number: rung for rung in climbed}
     if not rungs["4i"].lacks:
@@ -149,7 +149,7 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
 
 
 def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> list[str]:
-    """The state that the forward pass changes and that has no partner: compared with nothing."""
+    """Lists the state that the forward pass changes and that has no partner."""
     sides = (
         (reference.group("state"), reference.weights, {e.reference.name for e in entries}),
         (trial.free.state, trial.weights, {e.port.name for e in entries}),
@@ -163,8 +163,8 @@ def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> lis
 
 
 def untied(entries: list[Entry], climbed: list[Stage]) -> list[str]:
-    """The port's own tensors for what the reference ties: they part in training, which no curve
-    has shown."""
+    """Lists the port's own tensors for what the reference ties: they part in training, which no
+    curve has shown."""
     if any(rung.number == "8" and not rung.lacks for rung in climbed):
         return []
     return [f"the training of the port's {entry.port}, which the reference ties to "

@@ -84,7 +84,7 @@ def _rungs(rungs: Sequence[Stage]) -> str:
 
 
 def _modules(isolated: Stage, pairs: dict[str, str]) -> str:
-    """The reference's modules by their names, with the larger of their gaps."""
+    """Lists the reference's modules by their names, with the larger of their gaps."""
     rows = []
     for p, r in sorted(pairs.items(), key=lambda pair: pair[1]):
         worst = Outcome([found for found in isolated.findings if found.where == r]).worst

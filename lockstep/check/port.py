@@ -50,12 +50,12 @@ class Port:
         return self.facts["precision"]
 
     def weights(self, reference: Arrays) -> Arrays:
-        """The port's weights made of the reference's; its own where nothing fits."""
+        """Makes the port's weights of the reference's; its own stay where nothing fits."""
         assert self.mapping
         return self.initial | layout.to_port(self.mapping.entries, reference, self.shapes)
 
     def grads(self, reference: Arrays) -> Arrays:
-        """A tied gradient goes where the port's only tensor is; its copies get none."""
+        """Makes the port's gradients; a tied one goes to its only tensor, not to its copies."""
         assert self.mapping
         zeros = {name: np.zeros(self.shapes[name]) for name in self.facts["parameters"]}
         entries = [e for e in self.mapping.entries
@@ -77,7 +77,7 @@ class Port:
         return {**moments(x), "size": x.size}
 
     def begin(self, weights: Arrays) -> str:
-        """A fresh optimizer; why there is none, or ""."""
+        """Begins a fresh optimizer; returns why there is none, or ""."""
         return self.program.ask("begin", prefixed("weights", weights))[0]["lacks"]
 
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
@@ -94,13 +94,13 @@ class Port:
         return group(moved, "alone")
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
-        """The losses of the first batches, their gradients summed, and the state left."""
+        """Returns the losses of the first batches, their gradients summed, and the state left."""
         arrays = prefixed("weights", weights) | self._batches(steps)
         header, sums = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
         return header["losses"], group(sums, "sum"), group(sums, "carried")
 
     def noise(self, weights: Arrays, steps: int) -> dict[str, float]:
-        """By array: how far the program parts from itself, as the reference's recording has it."""
+        """Measures for each array how far the program parts from itself, as a recording does."""
         arrays = prefixed("weights", weights) | self._batches(steps)
         return self.program.ask("noise", arrays, batch=self.batch, steps=steps)[0]["noise"]
 

@@ -27,7 +27,7 @@ def export(file: Path) -> None:
 
 
 def require_python(flag: str, python: str) -> None:
-    """Before anything long begins. Raises UserError."""
+    """Tries an interpreter before anything long begins. Raises UserError."""
     if python == sys.executable:
         return
     remedy = "name a Python interpreter with numpy and the program's framework"

@@ -46,7 +46,7 @@ class RecordedPort(Port):
         return PortRun(about["loss"], calls, group("grad"), group("state"))
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
-        """Of the whole tensor."""
+        """Returns the moments of the whole tensor."""
         return {**self.facts["initial"][piece.name], "size": self.initial[piece.name].size}
 
     def begin(self, weights: Arrays) -> str:

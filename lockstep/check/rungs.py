@@ -46,7 +46,7 @@ class Stage(Outcome):
         self, what: str, where: str, figure: float, bound: float, port: str = "",
         ours: np.ndarray | None = None, theirs: np.ndarray | None = None, detail: str = "",
     ) -> None:  # fmt: skip
-        """The arrays are kept of what differs alone."""
+        """Adds a finding; arrays are kept of what differs alone."""
         found = check_bound(what, where, figure, bound, detail)
         if found.verdict is Verdict.DIFFERENT:
             found = Spot(**vars(found), rung=self.number, port=port, ours=ours, theirs=theirs)
@@ -255,7 +255,7 @@ def changes(
 
 
 def precision_of(port: Port, reference: Trace) -> str:
-    """The lower of both programs'."""
+    """Returns the lower precision of the two programs'."""
     exact = port.precision == reference.about["precision"] == "float64"
     return "float64" if exact else "float32"
 

@@ -51,7 +51,12 @@ def note_dropout(reference: Facts, port: Facts) -> list[str]:
     """Notes that one side alone would drop out in training."""
     sides = {"reference": reference, "port": port}
     drops = {side: (facts.get("written") or {}).get("drops", []) for side, facts in sides.items()}
-    return [f"the {side} drops out at {len(places)} places, such as {places[0]}: switched off "
-            f"here; no dropout of the {other} is seen"
-            for (side, places), other in zip(drops.items(), ("port", "reference"))
-            if places and not drops[other]]  # fmt: skip
+    found = []
+    for (side, places), other in zip(drops.items(), ("port", "reference")):
+        if places and not drops[other]:
+            more = f" and {len(places) - 1} places more" if len(places) > 1 else ""
+            found.append(
+                f"the {side} drops out at {places[0]}{more}: switched off here; no dropout of the "
+                f"{other} is seen"
+            )
+    return found

@@ -237,7 +237,7 @@ def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
     alone = changed(PLAIN, (FIRST, "nn.Sequential(nn.Linear(D, D)), nn"))
     result = check(tmp_path, DROPPED, alone)
     assert result.verdict == "equal"
-    assert any("the reference drops out at 1 places, such as first.1" in n for n in result.notes)
+    assert any("the reference drops out at first.1: switched" in n for n in result.notes)
     assert not any("drops out" in note for note in check(tmp_path, DROPPED, DROPPED).notes)
     twice = changed(
         PLAIN,
@@ -248,7 +248,7 @@ def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
     assert not any("is called" in note for note in check(tmp_path, twice, once).notes)
     result = check(tmp_path, alone, DROPPED)
     assert result.verdict == "equal"
-    assert any("the port drops out at 1 places, such as first.1" in n for n in result.notes)
+    assert any("the port drops out at first.1: switched" in n for n in result.notes)
 
 
 CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"

@@ -74,8 +74,8 @@ def _hint_at_untied(roots: list[Root], evidence: Evidence) -> None:
 
 
 def _exchanged(root: Root, evidence: Evidence) -> Cause | None:
-    """A square kernel that is used turned, or two tensors in each other's place, such as the gains
-    of query and key."""
+    """Finds a square kernel that is used turned, or two tensors in each other's place, such as the
+    gains of query and key."""
     spot = root.spots[0]
     inside = spot.where if spot.rule == "output" else evidence.calls.parents().get(spot.where, "")
     place = names.wildcard(inside.partition("#")[0])
@@ -97,7 +97,7 @@ def _made_in_float32(root: Root, evidence: Evidence) -> Cause | None:
 
 
 def _merge_alike(roots: list[Root]) -> list[Root]:
-    """One root for one cause in several places, such as the epsilon of all norms."""
+    """Joins roots that have one cause in several places, such as the epsilon of all norms."""
     merged: dict[tuple[str, ...], Root] = {}
     for root in roots:
         key = (root.rung, root.direction, root.cause or root.where)

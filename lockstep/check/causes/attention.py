@@ -70,7 +70,7 @@ def _usual(factors: dict[str, list[Any]]) -> Iterator[Config]:
 
 
 def _near(start: Config, factors: dict[str, list[Any]], distance: int) -> Iterator[Config]:
-    """It, and all that differ from it in one factor, and in two."""
+    """Yields a configuration, then those that differ from it in one factor, then in two."""
     for n in range(distance + 1):
         for chosen in combinations(factors, n):
             others = [[o for o in factors[name] if o != start[name]] for name in chosen]

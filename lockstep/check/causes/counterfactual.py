@@ -46,7 +46,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
 
 
 def _sides_of(evidence: Evidence) -> "Iterator[ChangedSide]":
-    """The sides that can run otherwise: those in torch, the port first, for it runs already."""
+    """Yields the sides that can run otherwise, in torch; the port first, for it runs already."""
     if evidence.port.facts["framework"] == "torch":
         yield PortSide(evidence, evidence.port.program)
     if evidence.reference.about["framework"] == "torch" and evidence.again:
@@ -135,11 +135,11 @@ class ChangedSide:
         raise NotImplementedError
 
     def target(self, spot: Spot) -> np.ndarray | None:
-        """The other side's value there."""
+        """Returns the other side's value at a spot."""
         raise NotImplementedError
 
     def words(self, written: str, changed: str) -> tuple[str, str]:
-        """The port's and the reference's."""
+        """Returns what the port does and what the reference does."""
         raise NotImplementedError
 
     def possible(self) -> list[tuple[Key, list[str]]]:
@@ -165,7 +165,7 @@ class ChangedSide:
         return False
 
     def _outer(self, spot: Spot, calls: Calls, parents: dict[str, str]) -> set[str]:
-        """The calls inside which a spot's value is made; "" is the whole program."""
+        """Finds the calls inside which a spot's value is made; "" is the whole program."""
         call = self.call(spot)
         if spot.rule not in ("input", "output"):
             return {""} if spot.rule == "loss" else {call, *calls.names, ""}
@@ -190,7 +190,7 @@ class ChangedSide:
         self, key: Key | tuple[()] = (), *, nudges: bool = False,
         weights: dict[str, float] | None = None,
     ) -> Arrays | None:  # fmt: skip
-        """All values of a run with this change; None where it raises.
+        """Returns all values of a run with this change; None where it raises.
 
         Args:
             nudges: constants made in float32 are moved as far as their rounding may have.
@@ -248,7 +248,7 @@ class ReferenceSide(ChangedSide):
         self.program.ask("widen", self.plain(), batch=self.evidence.reference.about["batch"])
 
     def own_parameters(self, root: Root) -> list[str]:
-        """The vectors and numbers that belong to a root's place, and to no partner inside it."""
+        """Lists vectors and numbers that belong to a root's place, and to no partner inside it."""
         calls, paired = self.calls()
         parents = calls.parents()
         outer = {module_of(o) for spot in root.spots for o in self._outer(spot, calls, parents)}

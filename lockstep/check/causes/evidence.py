@@ -1,4 +1,4 @@
-"""What a solver is given: operands that both programs share, and what each made of them."""
+"""Evidence for solvers: operands that both programs share, and what each made of them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -58,11 +58,11 @@ class Scene:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the value that is sought."""
+        """The shape of the value that is sought."""
         return self.before or self.theirs.shape
 
     def push(self, x: np.ndarray) -> np.ndarray:
-        """What the last linear layer makes of a value that is sought."""
+        """Applies the last linear layer to a value that is sought."""
         if self.last is None:
             return x
         kernel, bias = self.last
@@ -74,7 +74,7 @@ class Scene:
 
 
 def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
-    """The place itself; and where it ends with a linear layer, what that layer is given.
+    """Yields the place itself; and where it ends with a linear layer, what that layer is given.
 
     A tap after a linear layer is such a place, too: what it shows begins at the tap before it.
     """
@@ -116,7 +116,7 @@ def _are_given_the_same(outer: str, inner: str, calls: Calls) -> bool:
 
 
 def _operands(around: str, before: str, calls: Calls) -> Arrays:
-    """What the reference's module `around` is given, and what it has made before a call in it."""
+    """Collects what the reference's module `around` is given and has made before a call in it."""
     found: Arrays = {}
     if f"in/{around}" in calls.arrays:
         found["input"] = calls.arrays[f"in/{around}"]
@@ -148,7 +148,7 @@ Formulas = Iterable[tuple[str, Callable[[], np.ndarray]]]
 
 
 def first_fit(formulas: Formulas, target: np.ndarray, scene: Scene) -> str:
-    """The name of the first formula that gives the target to rounding; "" where none does."""
+    """Names the first formula that gives the target to rounding; "" where none does."""
     for name, formula in formulas:
         # What has another shape than the formula expects is not what it describes.
         with np.errstate(all="ignore"), suppress(ValueError, IndexError):
@@ -158,7 +158,7 @@ def first_fit(formulas: Formulas, target: np.ndarray, scene: Scene) -> str:
 
 
 def both(formulas: Callable[[], Formulas], scene: Scene) -> tuple[str, str] | None:
-    """The names of the formulas of the reference and of the port, where both are found."""
+    """Names the formulas of the reference and of the port, where both are found."""
     theirs = first_fit(formulas(), scene.theirs, scene)
     ours = first_fit(formulas(), scene.ours, scene) if theirs else ""
     return (theirs, ours) if ours and ours != theirs else None

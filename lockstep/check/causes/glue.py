@@ -21,7 +21,7 @@ SAMPLE = 4096  # elements, on which elementwise formulas are tried first
 
 
 def rounding(scene: Scene) -> Cause | None:
-    """The port's value is the reference's, rounded to a narrower format."""
+    """Finds out if the port's value is the reference's, rounded to a narrower format."""
     for dtype in ("float32", "bfloat16", "float16"):
         rounded = scene.theirs.astype(dtype).astype(np.float64)
         if np.array_equal(scene.ours, rounded) and not np.array_equal(scene.ours, scene.theirs):
@@ -34,7 +34,7 @@ def rounding(scene: Scene) -> Cause | None:
 
 
 def activation(scene: Scene) -> Cause | None:
-    """Another function of the same operand, or the same gate with operands exchanged."""
+    """Finds another function of the same operand, or the same gate with operands exchanged."""
     same = operands_of_size(scene)
     few = _sample(scene, same)
     for name in reversed(same):
@@ -53,12 +53,12 @@ def activation(scene: Scene) -> Cause | None:
 def _found(
     tried: Callable[[], Formulas], whole: Callable[[], Formulas], few: Scene, scene: Scene
 ) -> tuple[str, str] | None:
-    """The pair of formulas, looked for at some elements and then at all."""
+    """Finds the pair of formulas, looked for at some elements and then at all."""
     return both(whole, scene) if both(tried, few) else None
 
 
 def _sample(scene: Scene, operands: Arrays) -> Scene:
-    """The scene at some elements, for formulas are many; all of it before a last linear layer."""
+    """Selects some elements, for formulas are many; all of them before a last linear layer."""
     step = max(scene.theirs.size // SAMPLE, 1) if scene.last is None else 1
     if step == 1:
         return replace(scene, operands=operands)
@@ -84,7 +84,7 @@ def _gate(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, y: np.nda
 
 
 def combination(scene: Scene) -> Cause | None:
-    """A sum of operands with other coefficients: a residual left out, doubled, or another one."""
+    """Finds a sum with other coefficients: a residual left out, doubled, or another one."""
     same = operands_of_size(scene)
     # What is the value itself, such as that of a dropout which is switched off, explains nothing.
     plain = {name: x for name, x in same.items() if not np.array_equal(x, scene.theirs)}
@@ -112,7 +112,7 @@ def _sum_cause(
 
 
 def operands_of_size(scene: Scene) -> Arrays:
-    """The operands in the shape of the value sought, those without a batch axis repeated."""
+    """Gives operands the shape of the value sought, those without a batch axis repeated."""
     shape = scene.shape
     found = {}
     for name, x in scene.operands.items():
@@ -124,7 +124,7 @@ def operands_of_size(scene: Scene) -> Arrays:
 
 
 def _coefficients(names: list[str], values: Arrays, target: np.ndarray) -> dict[str, float] | None:
-    """The fewest operands whose sum with constant factors is the target."""
+    """Finds the fewest operands whose sum with constant factors is the target."""
     if any(values[name].size != target.size for name in names):
         return None
     some = slice(None, None, max(target.size // SAMPLE, 1))
@@ -149,14 +149,14 @@ def _sum(coefficients: dict[str, float]) -> str:
 
 
 def _last(name: str) -> str:
-    """The last part of a name; with the one before where that says nothing."""
+    """Returns the last part of a name, with the one before where that says nothing."""
     parts = name.partition("#")[0].split(".")
     plain = parts[-1] not in ("attend",) and not parts[-1].isdigit()
     return "x" if name == "input" else parts[-1] if plain else ".".join(parts[-2:])
 
 
 def reduction(scene: Scene) -> Cause | None:
-    """An operand is reduced over one axis otherwise, such as by a mean over padding, too."""
+    """Finds another reduction of an operand over one axis, such as a mean over padding, too."""
     for name, x in reversed(scene.operands.items()):
         if x.ndim == len(scene.shape) + 1 and x.size > np.prod(scene.shape):
             found = both(partial(_reduced, x, scene.batch), scene)
@@ -185,7 +185,7 @@ def _reduced(x: np.ndarray, batch: Arrays) -> Formulas:
 
 
 def rearranged(scene: Scene) -> Cause | None:
-    """The same numbers elsewhere: shifted, axes exchanged, regrouped in another order."""
+    """Finds the same numbers elsewhere: shifted, axes exchanged, regrouped in another order."""
     for name, made in _arrangements(scene.theirs):
         if fits(made, scene.ours) and not np.array_equal(made, scene.theirs):
             return Cause(
@@ -217,7 +217,7 @@ def _arrangements(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def scaled(scene: Scene) -> Cause | None:
-    """One constant factor between the two."""
+    """Finds one constant factor between the two."""
     factor = factor_between(scene.ours, scene.theirs)
     if factor is None:
         return None
@@ -239,7 +239,7 @@ def factor_between(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
 
 def name_factor(factor: float, shape: tuple[int, ...]) -> str:
-    """With the axis that it may come from."""
+    """Tells a factor, with the axis that it may come from."""
     for axis, n in reversed(list(enumerate(shape))):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n), (f"sqrt({n})", n**0.5),
                             (f"1/sqrt({n})", n**-0.5)):  # fmt: skip

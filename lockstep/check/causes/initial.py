@@ -7,7 +7,7 @@ from lockstep.check.locate import Root
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
-    """Of the first tensor; the others are listed with their own figures."""
+    """Names the rules of the first tensor; the others are listed with their own figures."""
     initial = evidence.reference.about["initial"]
     spot = root.largest if root.largest.figure < math.inf else root.spots[0]
     entry = next((e for e in evidence.entries if str(e.reference) == spot.where), None)

@@ -12,7 +12,7 @@ SMOOTHINGS = (0.1, 0.05, 0.2, 0.15, 0.01, 0.3)
 
 
 def explain(evidence: Evidence) -> Cause | None:
-    """By cross-entropies of the last scores with each array of whole numbers in the batch."""
+    """Tries cross-entropies of the last scores with each array of whole numbers in the batch."""
     reference, ours = (
         evidence.reference.about["loss"],
         (evidence.trial.isolated or evidence.trial.free).loss,
@@ -32,7 +32,7 @@ def explain(evidence: Evidence) -> Cause | None:
 
 
 def _entry(ours: str, theirs: str) -> str:
-    """Of the catalogue: what the two differ in first."""
+    """Chooses the entry of the catalogue: what the two differ in first."""
     parts = [each.partition(" of the cross-entropy of ") for each in (ours, theirs)]
     targets = [re.split(", smoothed| under | but ", part[2])[0] for part in parts]
     if targets[0] != targets[1]:

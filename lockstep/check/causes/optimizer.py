@@ -53,7 +53,7 @@ class Rule:
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
-    """The options in which the two rules differ."""
+    """Names the options in which the two rules differ."""
     if root.rung == "4":
         return _rates_alone(root)
     counts = [_gathered(evidence, own) for own in (False, True)]
@@ -115,7 +115,7 @@ def lacks_epsilon_alone(root: Root) -> bool:
 
 
 def _rates_alone(root: Root) -> Cause | None:
-    """One ratio of all tensors' updates, in a run of the optimizer alone."""
+    """Finds one ratio of all tensors' updates, in a run of the optimizer alone."""
     first = int(root.spots[0].where.rpartition("step ")[2].split()[0])
     ratios = [float(s.ours[first] / s.theirs[first]) for s in root.spots
               if s.ours is not None and s.theirs is not None and s.theirs[first]]  # fmt: skip
@@ -151,7 +151,7 @@ def _by_gradients(evidence: Evidence, n: int) -> Cause | None:
 
 
 def _mean_or_sum(theirs: History, ours: History, n: int) -> Cause | None:
-    """One factor of all updates, where each is made of several gradients."""
+    """Finds one factor of all updates, where each is made of several gradients."""
     if n == 1:
         return None
     label = next(iter(theirs))
@@ -255,7 +255,7 @@ def _norm(arrays: dict[str, np.ndarray]) -> float:
 
 
 def find_rules(history: History) -> list[Rule]:
-    """The rule of the tensor with the largest gradients, and those of tensors that have others."""
+    """Finds the rule of the tensor with the largest gradients, and those of tensors with others."""
     if "cycles" in history:  # its first two updates are of small gradients
         plain, others = history["cycles"], []
         small = {name: s.first(2) for name, s in plain.items()}
@@ -319,7 +319,7 @@ def _may_be_complex(s: Sequence) -> bool:
 
 
 def _candidates(gathers: bool, pairs: bool) -> Iterator[Options]:
-    """The usual ones first: without L2 and conjugates."""
+    """Yields the usual rules first: without L2 and conjugates."""
     for l2 in DECAYS:
         for conjugate in (False, True)[: 1 + (pairs and not l2)]:
             for options in rules():
@@ -558,7 +558,7 @@ def _shift(theirs: list[float], ours: list[float]) -> str:
 
 
 def _say(options: Options) -> str:
-    """The rule by its name, with its options."""
+    """Tells a rule by its name, with its options."""
     rest = [
         f"{k} {v}" for k, v in options.items() if not k.startswith("_") and k not in ("rule", L2)
     ]

@@ -39,13 +39,13 @@ class Sequence:
     part_norms: np.ndarray | None = None  # (updates, gradients)
 
     def first(self, n: int) -> "Sequence":
-        """The first updates alone."""
+        """Selects the first updates."""
         cut: dict[str, Any] = {k: x if x is None else x[:n] for k, x in vars(self).items()}
         return Sequence(**cut)
 
 
 def rules() -> Iterator[Options]:
-    """All rules and their options, the usual ones first; without clipping and L2."""
+    """Yields all rules and their options, the usual ones first; without clipping and L2."""
     for momentum, nesterov, dampened in product(MOMENTA, (False, True), (False, True)):
         if momentum or not (nesterov or dampened):
             yield {"rule": "SGD", "momentum": momentum, "Nesterov": nesterov,
