@@ -66,8 +66,12 @@ def from_flags(
 
 
 def to_flags(config: Config) -> list[str]:
-    """A command line that `from_flags` resolves to this config, on any machine."""
+    """Write the command line that a trainer resolves to this config, on any machine.
+
+    Without --mesh it would take all of a machine's devices.
+    """
     given: dict[str, Any] = {"steps": config.optim.steps, "lr": config.optim.lr}
+    given |= {"mesh": str(config.mesh)}
     model, init = config.model, config.run.init
     given |= {"init": init, "context": model.context} if init else {"model": model.model}
     unsaid = {f.name: f.default for f in dataclasses.fields(model) if f.name in OF_A_RUN}
