@@ -12,7 +12,7 @@ import pytest
 
 from lockstep import twin
 from lockstep.cli import commands, trainers
-from lockstep.config import PRESETS, Config, from_flags, to_flags
+from lockstep.config import PRESETS, Config, from_flags
 from lockstep.errors import UserError
 from parity_tests import fake
 from parity_tests.tiers import tier
@@ -94,17 +94,6 @@ def test_the_device_decides_which_preset_the_flags_must_fit(
         trainers.resolve_config("fake", {"n_head": 6})
     monkeypatch.setattr(fake, "has_accelerator", lambda device: True)
     assert trainers.resolve_config("fake", {"n_head": 6}).model.model == "10m"
-
-
-def test_flags_of_a_config() -> None:
-    for given in (
-        {},
-        {"model": "gpt2", "compile": True},
-        {"steps": 30, "min_lr": 0.0, "remat": "sqrt"},
-    ):
-        config = from_flags({"model": "tiny", **given}, accelerator=False)
-        parsed = vars(trainers.trainer_parser("x").parse_args(to_flags(config)))
-        assert from_flags(parsed, accelerator=True) == config
 
 
 def test_json_round_trip() -> None:

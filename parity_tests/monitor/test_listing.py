@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from lockstep.cli import commands
-from lockstep.exits import DONE, STOPPED
+from lockstep.errors import UserError
+from lockstep.exits import DONE, MISTAKE, STOPPED
 from lockstep.monitor import runs
 from lockstep.run import checkpoint, lock
+from lockstep.run.saver import Saver
 from parity_tests.monitor.conftest import make_run
 from parity_tests.runs.fake_runs import at_step, saved_steps, train
 
@@ -31,6 +33,10 @@ def crash() -> None:
     raise ZeroDivisionError
 
 
+def fill_disk(self: Saver, *given: Any) -> None:
+    raise UserError("the disk is full")
+
+
 def test_states(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     seen: list[str] = []
     with monkeypatch.context() as patch:
@@ -44,11 +50,15 @@ def test_states(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
         at_step(patch, 7, crash)
         with pytest.raises(ZeroDivisionError):
             train("--save-every 4", out="runs/dead")
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "finish", fill_disk)
+        assert train("--save-every 4", out="runs/unsaved") == MISTAKE
     (make_run(place / "runs" / "older") / "config.json").write_text('{"lockstep": "0"}')
     found = listed(capsys)
     assert found["finished"] == "fake tiny fp32 12 of 12 0.0833 finished"
     assert found["stopped"].endswith("7 of 12 0.1429 stopped")
     assert found["dead"].endswith("5 of 12 0.2000 dead")
+    assert found["unsaved"].endswith("12 of 12 0.0833 dead")
     assert found["older"] == "unreadable"
     assert commands.main(["runs", str(place)]) == DONE  # of which none is a run
     assert "no runs" in capsys.readouterr().out

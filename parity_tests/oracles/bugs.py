@@ -50,12 +50,15 @@ import torch_ref.optim
 import torch_ref.step
 import torch_ref.twin
 from jax_impl.pure import jit_method
+from lockstep.check import accept
+from lockstep.check.locate import Root
+from lockstep.check.rungs import Spot
 from lockstep.cli import sample as sample_command
 from lockstep.cli import trainers
 from lockstep.config import Config, ModelConfig, OptimConfig, huggingface
 from lockstep.config import config as config_module
 from lockstep.config.rope import Rope
-from lockstep.data import batches, chat, prepared, tokenizer
+from lockstep.data import batches, chat, corpus, prepared, tokenizer
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents, Piece
 from lockstep.formats import rounding
@@ -64,7 +67,7 @@ from lockstep.model import flops, params
 from lockstep.model.segments import segments
 from lockstep.model.stacked import is_stacked
 from lockstep.model.state import TrainState
-from lockstep.monitor import history, prune
+from lockstep.monitor import history, listing, prune
 from lockstep.parity import case
 from lockstep.plan import roofline
 from lockstep.run import checkpoint, directory, runlog
@@ -530,6 +533,40 @@ def change_metrics(**changes: Callable[[Any], Any]) -> Plant:
         self, metrics._replace(**{name: f(metrics) for name, f in changes.items()})))  # fmt: skip
 
 
+def change_set(change: Callable[..., Any]) -> Plant:
+    """`change(right, file, tokenizer, rows)` is the corpus of a set of --eval-data."""
+    return wrap(corpus, "load", lambda right, *given, **config: (
+        change(right, *given) if given else right(**config)))  # fmt: skip
+
+
+def count_all(right: Callable, *given: str) -> corpus.Corpus:
+    data = right(*given)
+    return replace(data, val=replace(data.val, counts=None))
+
+
+def hold_out_nothing(right: Callable, *given: str) -> corpus.Corpus:
+    data = right(*given)
+    return replace(data, val=data.train)
+
+
+def leave_out_flag(name: str) -> Plant:
+    """The command for the other framework has one flag less."""
+
+    def leave_out(right: Callable, config: Config) -> list[str]:
+        pairs = itertools.pairwise(["", *right(config)])
+        return [word for before, word in pairs if name not in (before, word)]
+
+    return wrap(closing, "to_flags", leave_out)
+
+
+def finish_by_log(right: Callable, run: Path, step: int, steps: int) -> str:
+    return "finished" if step >= steps else right(run, step, steps)
+
+
+def list_partial(right: Callable, run: Path) -> list[Path]:
+    return [*right(run), *(Path(run, path.name[5:]) for path in run.glob("checkpoints/.tmp-*"))]
+
+
 def name_last(kind: str) -> Plant:
     """Of several tensors of a kind the last is named that is not finite."""
 
@@ -595,6 +632,26 @@ LOGGED: list[tuple[Any, ...]] = [
         Config.from_json(shorten(config.to_json()))))),
     ("a-record-of-six-digits", "digits", wrap(
         Config, "to_json", lambda right, self: shorten(right(self)))),
+    ("set-of-packed-rows", "held_out_rows", change_set(
+        lambda right, file, words, _: right(file, words)), "pad"),
+    ("set-of-one-stream", "held_out_rows", change_set(
+        lambda right, file, words, _: right(file, words, "stream")), "pack"),
+    ("set-of-bytes", "held_out_rows", change_set(
+        lambda right, file, _, rows: right(file, "", rows)), "stream"),
+    ("set-without-mask", "held_out_rows", change_set(count_all), "pack"),
+    ("set-of-what-trains", "held_out", change_set(hold_out_nothing)),
+    ("command-without-quotes", "command", put(closing, "shlex", SimpleNamespace(join=" ".join)),
+     "texts"),
+    ("command-takes-all-devices", "command", leave_out_flag("--mesh"), "usual"),
+    ("command-without-the-least-rate", "command", leave_out_flag("--min-lr"), "numbers"),
+    ("command-of-one-process", "command", wrap(
+        closing, "command", lambda right, module, config: right("", config).replace(
+            "-m  ", f"-m {module} ")), "mesh"),
+    ("command-in-the-start-s-context", "command", leave_out_flag("--context"), "init"),
+    ("finished-by-its-log", "states", wrap(listing, "state_of", finish_by_log)),
+    ("stopped-at-any-checkpoint", "states", wrap(
+        listing, "state_of", lambda right, run, step, steps: right(run, 0, steps))),
+    ("half-a-checkpoint-counts", "states", wrap(checkpoint, "listing", list_partial)),
     ("time-left-by-all-steps", "time_left", wrap(Loop, "report", count_steps_from_0)),
     ("peak-in-kilobytes", "peak", wrap(memory, "resident_peak", lambda right: right() // 1024)),
     ("peak-is-what-is-held-jax", "peak_of_a_device", put(
@@ -1144,6 +1201,16 @@ def disturb_matrices(right: Callable, weights: Any, generator: Any) -> Any:
     return {name: moved[name] if x.ndim > 1 else x for name, x in weights.items()}
 
 
+def change_spots(choose: Callable[[list[Spot]], Spot]) -> Plant:
+    """One difference stands for all of a place."""
+
+    def judge(right: Callable, root: Root, name: str, accepted: Any) -> bool:
+        here = [spot for spot in root.spots if name in (spot.where, spot.detail)] or root.spots
+        return right(replace(root, spots=[choose(here)]), name, accepted)
+
+    return wrap(accept, "_is_place_accepted", judge)
+
+
 def first_row_beyond(self: Any, nats: float) -> int | None:
     beyond = np.flatnonzero(~(self.gap <= nats))
     return int(beyond[0]) + 1 if len(beyond) else None
@@ -1161,6 +1228,15 @@ JUDGE: list[tuple[Any, ...]] = [
     ("gains-of-a-start-are-one", "starts", wrap(case, "disturb", disturb_matrices)),
     ("all-starts-are-one", "starts", wrap(case, "disturb", lambda right, weights, _: right(
         weights, np.random.default_rng(0)))),
+    ("accepted-by-the-smallest", "accepted", change_spots(
+        lambda spots: min(spots, key=lambda spot: spot.figure))),
+    ("accepted-by-the-first", "accepted", change_spots(lambda spots: spots[0])),
+    ("accepted-by-the-last", "accepted", change_spots(lambda spots: spots[-1])),
+    ("one-place-accepts-all", "accepted", put(accept, "is_accepted", lambda root, accepted: any(
+        accept._is_place_accepted(root, name, accepted) for name in root.names))),
+    ("one-cause-accepts-all", "accepted", wrap(
+        accept.Accepted, "causes", lambda right, self, root: right(self, root) and {
+            *root.cause.split("; ")})),
     ("parted-at-a-row", "parting", put(history.Parting, "first_beyond", first_row_beyond)),
 ]  # fmt: skip
 

@@ -5,7 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.check import accept
+from lockstep.check.locate import Root, group_updates
+from lockstep.check.rungs import Spot
 from lockstep.judge import compare
+from lockstep.judge.verdict import Verdict
 from lockstep.model.state import initial_state
 from lockstep.monitor import history
 from lockstep.parity import case
@@ -45,6 +49,35 @@ def check_starts() -> None:
             assert np.abs(x - fresh[name]).std() > 0.005, name
 
 
+def make_spot(place: str, figure: float, where: str) -> Spot:
+    return Spot(rule="update", where=where, figure=figure, bound=1e-12, detail=place, rung="4i",
+                verdict=Verdict.DIFFERENT)  # fmt: skip
+
+
+UPDATES = ("a", 5e-7), ("a", 0.3), ("a", 2e-7), ("b", 1e-7)  # of four steps
+OUTPUTS = {"blocks.0.mlp": 0.1, "blocks.1.mlp": 0.02}
+# What is accepted of a root -> whether all of it is.
+OF_UPDATES = {"optimizer=1e-6": False, "optimizer=0.29": False, "optimizer=0.3": True}
+OF_OUTPUTS = {
+    "blocks.*.mlp=0.02": False, "blocks.*.mlp=0.1": True, "blocks.0.mlp=0.1": False,
+    "blocks.0.mlp=0.1 blocks.1.mlp=0.02": True, "blocks.0.mlp=0.02 blocks.1.mlp=0.1": False,
+    "blocks.*.mlp=scale": False, "blocks.*.mlp=scale blocks.*.mlp=shift": True,
+}  # fmt: skip
+
+
+def check_accepted() -> None:
+    """A place is accepted by the largest of its differences or by all of its causes, and a root by
+    all of its places."""
+    steps = [make_spot(name, size, f"{name}, step {i}") for i, (name, size) in enumerate(UPDATES)]
+    (updates,) = group_updates(steps)
+    spots = [make_spot("", size, name) for name, size in OUTPUTS.items()]
+    outputs = Root("2i", "blocks.*.mlp", "forward", spots, [*OUTPUTS], spots[0],
+                   cause="scale; shift")  # fmt: skip
+    for root, cases in ((updates, OF_UPDATES), (outputs, OF_OUTPUTS)):
+        found = {text: accept.is_accepted(root, accept.parse(text.split())) for text in cases}
+        assert found == cases
+
+
 def check_parting() -> None:
     """Where two logs part is a step, also of logs that do not begin with the first."""
     steps = np.array([100, 102, 103, 107])
@@ -55,6 +88,6 @@ def check_parting() -> None:
     assert lines[-2] == "  by more than 0.1 nats: from step 103 on"
 
 
-@checks((check_norm_gap,), (check_starts,), (check_parting,))
+@checks((check_norm_gap,), (check_starts,), (check_parting,), (check_accepted,))
 def test_it_is_by_hand(check: Call, call: Call) -> None:
     call(check)

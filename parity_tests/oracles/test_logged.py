@@ -1,7 +1,9 @@
-"""What is logged: by a clock that is handed in, formulas of papers, and the unscaled gradient."""
+"""What a run logs and says: by a clock that is handed in, formulas, and the true gradient."""
 
+import json
 import math
 import resource
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from jax_impl.twin import JaxTwin
 from lockstep.cli import trainers
@@ -18,17 +23,19 @@ from lockstep.data.batch import Batch
 from lockstep.exits import DONE
 from lockstep.flags import flag_name
 from lockstep.model import flops, params
+from lockstep.monitor import listing
 from lockstep.plan import roofline, shape
-from lockstep.run import directory
+from lockstep.run import directory, lock
 from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
-from lockstep.train import loop, memory, nonfinite, track
-from lockstep.twin import BatchTrace, StepResult
+from lockstep.train import closing, loop, memory, nonfinite, track
+from lockstep.twin import BatchTrace, StepResult, trainer_module
 from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.plan.plans import setting
 from parity_tests.runs import fake_runs
+from parity_tests.weights.folders import config_of, make
 from torch_ref.twin import TorchTwin
 
 STEP, EVALUATION, SAVE, COMPILE = 2.0, 100.0, 30.0, 1000.0  # seconds
@@ -146,6 +153,94 @@ def check_held_out(folder: Path) -> None:
         assert fake_runs.train(f"{flags} --steps 8 --warmup 1") == DONE
     assert len(asked) == 6 and all(tokens.shape == (5, 2, 8) for tokens in asked)
     assert [np.unique(tokens).tolist() for tokens in asked] == 3 * [[9], [109]]
+
+
+WORDS = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+
+
+def check_held_out_rows(rows: str, folder: Path) -> None:
+    """A set of the very text that is held out gets the same windows, with its words, rows and
+    masks."""
+    inner = Tokenizer(WordLevel({"user": 0, "assistant": 1, "a": 2, "b": 3}))
+    inner.pre_tokenizer = WhitespaceSplit()
+    inner.save("tokenizer.json")
+    Path("tokenizer_config.json").write_text(json.dumps({"chat_template": WORDS}))
+    said = [[("user", "a b"), ("assistant", "b " * (1 + i % 3))] for i in range(180)]
+    chats = [[{"role": role, "content": text} for role, text in chat] for chat in said]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps({'messages': m})}\n" for m in chats))
+    asked = list[Batch]()
+
+    def evaluate(self: FakeTwin, batches: Batch) -> float:
+        asked.append(batches)
+        return 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_CACHE", "cache")
+        patch.setattr(FakeTwin, "evaluate", evaluate)
+        flags = "--data rows.jsonl --eval-data same=rows.jsonl --tokenizer . --context 24"
+        assert fake_runs.train(f"{flags} --rows {rows} --steps 1 --warmup 0") == DONE
+    own, same = asked[:2]
+    assert own.tokens.max() < 4 and not own.counts.all()
+    documents = 0 if own.segments is None else own.segments.max()
+    assert min(documents, 2) == {"stream": 0, "pad": 1, "pack": 2}[rows]
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(own, same))
+
+
+# --- commands and states of runs
+
+# Flags of a run; each number needs all of its digits.
+COMMANDS: dict[str, dict[str, Any]] = {
+    "usual": {"model": "tiny"},
+    "numbers": {"model": "gpt2", "lr": 1 / 3000, "min_lr": 0.0, "weight_decay": 1 / 7,
+                "beta1": 1 - 1 / 30, "beta2": 1 - 1 / 3000, "clip": 1 / 3, "dropout": 1 / 30,
+                "steps": 1_234_567, "loss_scale_init": 2.0**30, "seed": 2**31 - 1,
+                "lora_rank": 3, "lora_alpha": 20 / 3},
+    "texts": {"model": "10m", "data": r"texts\all.txt", "tokenizer": "'words'",
+              "decay": "blocks.*.mlp,head", "freeze": "embed,*.norm1", "formats": "head=fp32",
+              "policy": "params=float32,compute=bfloat16,output=float32", "compile": True},
+    "mesh": {"model": "tiny", "mesh": "data=2,fsdp=2", "batch_size": 3},
+    "init": {"context": 8},
+}  # fmt: skip
+LAUNCHER = "-m torch.distributed.run --nproc-per-node 4"
+
+
+def check_command(name: str, folder: Path) -> None:
+    """What a shell makes of the command for the other framework trains by the same config, on a
+    machine of eight devices, too; PyTorch's is started with a process for each device."""
+    flags = COMMANDS[name]
+    if name == "init":
+        config = config_of(make(folder / "its weights", "gpt2")).replace(**flags)
+    else:
+        config = from_flags(flags, accelerator=False)
+    for framework in FRAMEWORKS:
+        module = trainer_module(framework)
+        line = closing.command(module, config)
+        started, _, words = line.partition(f" -m {module} ")
+        several = framework == "torch" and name == "mesh"
+        assert started.partition(" ")[2] == (LAUNCHER if several else "")
+        given = vars(trainers.trainer_parser(module).parse_args(shlex.split(words)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainers.twin, "device_count", lambda framework, device: 8)
+            assert trainers.resolve_config(framework, given) == config
+
+
+# The newest checkpoint and the last row's step, of 12 -> what `lockstep runs` calls a run.
+STATES = {
+    (12, 12): "finished", (8, 12): "dead", (8, 8): "stopped", (8, 7): "stopped", (8, 9): "dead",
+    (0, 12): "dead", (0, 3): "dead", (0, 0): "dead",
+}  # fmt: skip
+
+
+def check_states(folder: Path) -> None:
+    """A run is finished when its last step is saved, whatever its log has; what is half written
+    is not saved."""
+    for number, ((saved, logged), state) in enumerate(STATES.items()):
+        kept = Path(f"{number}", "checkpoints")
+        for name in (".tmp-step_00000012", *[f"step_{saved:08d}"] * bool(saved)):
+            (kept / name).mkdir(parents=True)
+        assert listing.state_of(kept.parent, logged, 12) == state, (saved, logged)
+    with lock.hold_lock(Path("0")):
+        assert listing.state_of(Path("0"), 12, 12) == "running"
 
 
 # --- FLOPs
@@ -314,6 +409,8 @@ def check_peak_of_a_device(framework: str) -> None:
 @checks(
     (check_clock, "synchronous"), (check_clock, "late"), (check_held_out,), (check_time_left,),
     (check_digits,),
+    *((check_held_out_rows, rows) for rows in ("stream", "pack", "pad")),
+    *((check_command, name) for name in COMMANDS), (check_states,),
     (check_norms_of_modules,), (check_tracked_numbers,), (check_first_bad_tensor,),
     *((check_flops, case) for case in CASES),
     *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),

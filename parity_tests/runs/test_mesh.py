@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from lockstep import exits, twin
+from lockstep import exits
 from lockstep.cli import processes, trainers
-from lockstep.config import Config, from_flags
+from lockstep.config import Config
 from lockstep.config.mesh import Mesh, parse_mesh
 from lockstep.errors import UserError
 from lockstep.process import ROOT
 from lockstep.run import directory
-from lockstep.train import closing
 from parity_tests.runs.test_runs import TEXT, gap
 from parity_tests.tiers import tier
 
@@ -84,16 +83,6 @@ def test_a_mesh_that_does_not_fit_is_said_before_anything_is_written() -> None:
     line = "error: --mesh data=3: cannot be divided by 2 processes; use a multiple of 2\n"
     assert said == 2 * line
     assert not os.path.exists("run")
-
-
-def test_the_run_in_the_other_framework_has_its_processes() -> None:
-    config = from_flags({"mesh": "data=2", "batch_size": 2}, accelerator=False)
-    begun = {
-        module: closing.command(module, config) for module in map(twin.trainer_module, twin.MODULES)
-    }
-    launcher = "-m torch.distributed.run --nproc-per-node 2 -m torch_ref.train "
-    assert [launcher in line for line in begun.values()] == [False, True]
-    assert all("--mesh data=2" in line for line in begun.values())
 
 
 def test_a_launcher_says_which_process_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
