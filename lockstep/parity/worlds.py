@@ -34,7 +34,7 @@ def worlds(case: Case) -> Iterator[Finding]:
 
 
 def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]:
-    """The curve; in float64 the evaluation, which has no noise there, elsewhere one step's moments;
+    """The curve; below float64 one step's moments; an evaluation in float64, which has no noise;
     and under a loss scale GradScaler's automaton."""
     with closing(World(side, mesh)) as world:
         ours, theirs = train_program(home, case), train_program(world, case)
@@ -42,7 +42,7 @@ def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]
         if not case.exact:
             both = replace(case, a=home, b=world)
             yield from locate(world.name, compare_update(both, case.config, case.perturbed))
-        else:
+        if case.config.precision.eval_roles.param == "float64":
             at_home, away = (
                 each.evaluate(case.config, case.perturbed, case.batches(3))
                 for each in (home, world)

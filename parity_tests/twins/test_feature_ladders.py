@@ -1,5 +1,6 @@
-"""The ladder where modules have dtypes, formats and gradients of their own."""
+"""The ladder where modules have dtypes, formats and gradients of their own, or evaluations do."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -64,6 +65,14 @@ CLIMBED |= {
     "grads-fp16-data": (GRADS | {"mesh": "data=2"}, WORLDS),
 }
 
+# --- `--eval-policy` on several devices: float64 has no noise.
+
+EVALUATED: Row = {"policy": "fp32", "eval_policy": "fp64", "n_layer": 1, "accum": 1}
+CLIMBED |= {
+    "evaluated-fsdp": (EVALUATED | {"mesh": "data=2,fsdp=2"}, WORLDS),
+    "evaluated-scan-fsdp": (EVALUATED | {"mesh": "fsdp=2", "layers": "scan"}, WORLDS),
+}
+
 
 @tier("rest", guard="planted bugs of islands, formats and gradients")
 @pytest.mark.parametrize("name", CLIMBED)
@@ -72,3 +81,13 @@ def test_the_ladder(name: str, device: str, sides: tuple[Side, Side]) -> None:
     case = Case(pair=GPT, a=sides[0], b=sides[1], config=matrix.config(row, device))
     outcome = ladder.climb(RUNGS[number - 1], case)
     assert outcome.verdict is Verdict.EQUAL, str(outcome.worst)
+
+
+@tier("rest", guard="the planted bug of a mesh under one policy")
+def test_an_evaluation_of_one_rank_is_seen(device: str, sides: tuple[Side, Side]) -> None:
+    row, number = CLIMBED["evaluated-fsdp"]
+    with closing(sides[1].mutant("evaluated-on-one-rank")) as wrong:
+        case = Case(pair=GPT, a=sides[0], b=wrong, config=matrix.config(row, device))
+        findings = ladder.climb(RUNGS[number - 1], case).findings
+    apart = {finding.rule for finding in findings if finding.verdict is Verdict.DIFFERENT}
+    assert apart == {"gap of the evaluations, in nats", "ranks that part"}
