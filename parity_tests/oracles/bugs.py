@@ -294,6 +294,12 @@ def last_positions(right: Callable, stream: Any, begin: int, model: Any, wanted:
     return found | {"position.weight": found["position.weight"][-wanted.context :]}
 
 
+def sort_layers(right: Callable, model: Any) -> Iterator[str]:
+    """Layer 10 comes before layer 2."""
+    alike = itertools.groupby(right(model), lambda name: re.sub(r"\.\d+", "", name))
+    return itertools.chain.from_iterable(sorted(names) for _, names in alike)
+
+
 INITIAL: list[tuple[Any, ...]] = [
     ("residual-init-without-2", "values", change_initial(
         lambda x, name, model: x * 2**0.5 if name.endswith(RESIDUAL) else x), "tiny"),
@@ -315,6 +321,7 @@ INITIAL: list[tuple[Any, ...]] = [
             stream, begin, wanted, wanted, dtype)), "7"),
     ("llm-c-s-layers-first", "llm_c", put(llmc, "_order", lambda model: (
         *params.shapes(model),)), "12"),
+    ("llm-c-s-layers-sorted-as-text", "llm_c", wrap(llmc, "_order", sort_layers), "12"),
     ("llm-c-s-last-positions", "llm_c", wrap(llmc, "read_tensors", last_positions), "7"),
     ("adapters-add-at-the-start", "peft", change_initial(
         lambda x, name, _: x + 0.01 if name.endswith("lora_b") else x)),

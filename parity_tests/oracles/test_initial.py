@@ -138,15 +138,15 @@ LAYERS = {"norm1": (8,), "attn.qkv": (24, 8), "attn.proj": (8, 8), "norm2": (8,)
 
 def check_llm_c(context: str, folder: Path) -> None:
     """Each tensor has the numbers that stand at its place in the file, by the order of llm.c's
-    `write_tensors`; the file has 12 positions, of which a run may want fewer."""
+    `write_tensors`, 2 after 1 and not 10; of its 12 positions a run may want fewer."""
     sizes: dict[str, tuple[int, ...]] = {"embed.weight": (56, 8), "position.weight": (12, 8)}
     for part, shape in LAYERS.items():
         for kind, size in (("weight", shape), ("bias", shape[:1])):
-            sizes |= {f"blocks.{i}.{part}.{kind}": size for i in range(2)}
+            sizes |= {f"blocks.{i}.{part}.{kind}": size for i in range(11)}
     sizes |= {"norm.weight": (8,), "norm.bias": (8,)}
     ends = [0, *itertools.accumulate(math.prod(size) for size in sizes.values())]
     numbers, header = np.arange(ends[-1], dtype="<f4"), np.zeros(256, "<i4")
-    header[:8] = [20240326, 3, 12, 50, 2, 2, 8, 56]
+    header[:8] = [20240326, 3, 12, 50, 11, 2, 8, 56]
     file = folder / "model.bin"
     file.write_bytes(header.tobytes() + numbers.tobytes())
     found = init.weights(folders.config_of(file).replace(context=int(context)))
