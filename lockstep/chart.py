@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def import_pyplot() -> Any:
-    """Import matplotlib's pyplot for files alone.
+    """Import matplotlib's pyplot with a backend that only writes files.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -92,7 +92,7 @@ def _draw_svg(lines: Sequence[Line], log: bool, marks: Sequence[int]) -> str:
 
 
 def shorten(value: float) -> str:
-    """12.3k, 4M, 1e-09, 0.25."""
+    """Shorten a number: 12.3k, 4M, 1e-09, 0.25."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size <= abs(value) < 1e15:
             return f"{value / size:.4g}{letter}"
@@ -100,7 +100,7 @@ def shorten(value: float) -> str:
 
 
 def _describe(line: Line) -> str:
-    """Say what a reader who does not see the picture would ask first."""
+    """Describe a picture in words, for a reader who does not see it."""
     found = np.flatnonzero(np.isfinite(line.y))
     if not len(found):
         return f"{line.name}: no numbers"

@@ -48,7 +48,7 @@ class Capabilities:
 
     @classmethod
     def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":
-        """Reads them off NVIDIA's compute capability; a twin adds its kernels of attention."""
+        """Derives the capabilities from NVIDIA's compute capability; a twin adds its kernels."""
         has = {dtype: capability >= least for dtype, least in SINCE.items()}
         return cls(
             platform="cuda",
@@ -60,7 +60,7 @@ class Capabilities:
 
     @property
     def emulates_tf32(self) -> bool:
-        """True on a CPU, where TF32 is rounded by hand. An older GPU multiplies in float32."""
+        """Says if TF32 is emulated: on a CPU. A GPU before Ampere multiplies in float32."""
         return self.platform == "cpu"
 
     def find_recipe(self, roles: Roles) -> Recipe | None:
@@ -77,7 +77,7 @@ class Capabilities:
         return replace(find_recipe(name), native=native)
 
     def emulated(self, dtypes: Dtypes) -> list[str]:
-        """The recipes of a model that no unit of the device multiplies, over all its modules."""
+        """Lists the recipes of a model's modules that the device emulates."""
         named = {roles.recipe or "tf32": self.find_recipe(roles) for roles in dtypes.kinds}
         return sorted(name for name, recipe in named.items() if recipe and not recipe.native)
 
@@ -103,30 +103,30 @@ class Device:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The device's capabilities, without a framework's kernels."""
+        """Returns the device's capabilities, without a framework's kernels."""
         if self.capability is None:
             return Capabilities(platform=self.platform, half=frozenset(self.halves))
         return Capabilities.of_cuda(self.capability)
 
     def native(self, compute: str, tf32: bool) -> bool:
-        """True where a matmul in this dtype is done by units made for it."""
+        """Says if the device has units for matmuls in this dtype."""
         if tf32:
             return self.capabilities.tf32
         return compute == "float32" or (self.half > 0 and compute in self.capabilities.half)
 
     def rate(self, compute: str, tf32: bool) -> float:
-        """FLOP/s; what is not native is computed in float32."""
+        """Returns the FLOP/s of matmuls in a dtype; those not native are computed in float32."""
         if not self.native(compute, tf32):
             return self.single
         return self.tf32 if tf32 else self.single if compute == "float32" else self.half
 
     @property
     def float8(self) -> float:
-        """FLOP/s of 8-bit matmuls: twice the 16-bit ones' on every device that has them."""
+        """Returns the FLOP/s of 8-bit matmuls: twice the 16-bit ones' on devices that have them."""
         return 2 * self.half if self.capabilities.recipes else 0
 
     def peak(self, roles: Roles) -> float:
-        """FLOP/s of a policy's matmuls by a kernel that widens nothing; 0: no figure is kept."""
+        """Returns the peak FLOP/s of a policy's matmuls; 0 if no figure is known."""
         if roles.compute == "float64":
             return 0
         if roles.recipe in self.capabilities.recipes:
@@ -192,7 +192,7 @@ def find(name: str) -> Device:
 
 
 def find_reported(reported: str) -> Device | None:
-    """The device by the name that its driver reports: the first whose `model` is in it."""
+    """Finds a device by the name that its driver reports: the first whose `model` is in it."""
     for device in DEVICES.values():
         if device.model and re.search(rf"\b{device.model}\b(?! Ti| Laptop| D)", reported):
             return device

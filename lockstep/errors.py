@@ -28,12 +28,12 @@ class UserError(Exception):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escapes what a terminal would obey, except `keep`: text may be untrusted, or a model's."""
+    """Escapes control characters, except `keep`: text may be untrusted, or a model's."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Python has a class for it; the frameworks have words."""
+    """Says if an exception means that memory ran out; frameworks say so only in words."""
     said = f"{type(error).__name__}: {error}"
     return any(words in said for words in NO_MEMORY)
 

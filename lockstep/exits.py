@@ -1,4 +1,4 @@
-"""Exit statuses, and the command that ends with one: no traceback for what is no bug."""
+"""Exit statuses, and a command's end with one: only a bug has a traceback."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ def exit_status(command: Callable[[], int], *, interruptible: bool = False) -> i
 
 
 def _is_left(stream: TextIO) -> bool:
-    """Say if nobody reads a stream any more, as `| head` does when it has seen enough."""
+    """Say if a stream's reader has gone, as `| head` does after its lines."""
     ends = select.poll()
     ends.register(stream, 0)  # an error is told unasked
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in ends.poll(0))
@@ -52,7 +52,7 @@ def _is_left(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _end_on_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process at once, as SIGTERM does, unless the loop has something to save.
+    """Let Ctrl-C end the process at once, as SIGTERM does, unless the loop must save.
 
     As an exception in the middle of a framework's native code it crashes or hangs the process.
     """

@@ -1,4 +1,4 @@
-"""Flags read off the fields of a dataclass, and a parser whose errors are one line."""
+"""Flags from the fields of a dataclass, and a parser whose errors are one line."""
 
 import argparse
 import dataclasses
@@ -15,7 +15,7 @@ from lockstep.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, within 80 columns, whose errors are `UserError`s of one line."""
+    """An argparse parser within 80 columns, whose errors are `UserError`s of one line."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **kwargs)
@@ -71,7 +71,7 @@ def add_command(
 
 
 def add_text(parser: Any, name: str, metavar: str, about: str, default: str = "") -> None:
-    """Add a flag that takes a text; `about` says the default where it is empty."""
+    """Add a flag that takes a text; `about` describes the default of an empty one."""
     said = f"{about} (default: {default})" if default else about
     parser.add_argument(name, default=default, metavar=metavar, help=said)
 
@@ -79,17 +79,17 @@ def add_text(parser: Any, name: str, metavar: str, about: str, default: str = ""
 def add_optional(
     parser: Any, name: str, metavar: str, about: str, kind: Any = str, **how: Any
 ) -> None:
-    """Add a flag of a value; `about` says what holds where it is not given."""
+    """Add a flag that takes a value; `about` describes the default."""
     parser.add_argument(name, metavar=metavar, type=reader(kind), help=about, **how)
 
 
 def add_switch(parser: Any, name: str, about: str, **how: Any) -> None:
-    """Add a flag that is off unless it is given."""
+    """Add a flag that is off by default."""
     parser.add_argument(name, action="store_true", help=f"{about} (default: off)", **how)
 
 
 def add_number(parser: Any, name: str, default: float, about: str) -> None:
-    """Add a flag that takes a number, a whole one where the default is one."""
+    """Add a flag that takes a number; it must be an integer if the default is."""
     parser.add_argument(name, type=reader(type(default)), default=default,
                         metavar="N" if isinstance(default, int) else "X",
                         help=f"{about} (default: {default})")  # fmt: skip
@@ -103,14 +103,14 @@ def add_device(parser: Any, about: str) -> None:
 
 
 def read_device(given: argparse.Namespace, frameworks: Collection[str] = tuple(KINDS)) -> str:
-    """Check what `add_device` was given; see `say_places`."""
+    """Check the value of `add_device`'s flag; see `say_places`."""
     require_choice("--device", given.device, COMPARED)
     say_places(given.device, frameworks)
     return given.device
 
 
 def say_places(kind: str, frameworks: Collection[str]) -> None:
-    """Say which of the frameworks that are compared is on a CPU, since it has no such devices.
+    """Say which of the compared frameworks runs on a CPU, because it has no such devices.
 
     Raises:
         UserError: none of them has.
@@ -150,7 +150,7 @@ def _format(value: Any) -> str:
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
-    """Make a reader of numbers whose errors say what is wanted."""
+    """Make a reader of numbers whose errors describe the expected value."""
 
     def read(text: str) -> Any:
         try:

@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """The whole page; `parts` are markup, and `style` what it has beside STYLE."""
+    """Makes the whole page; `parts` are markup, `style` is added to STYLE."""
     style = STYLE + style
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
@@ -60,7 +60,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def policy(style: str) -> str:
-    """The browser itself refuses whatever a page that was tampered with would run or load."""
+    """Makes the policy by which a browser refuses to run or load anything."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -81,13 +81,13 @@ def _cell(cell: str | Cell) -> str:
 
 
 def folded(title: str, content: str, is_open: bool = False) -> str:
-    """Markup that is opened by a click, or by the keyboard."""
+    """Makes markup that a click or a key opens."""
     start = "<details open>" if is_open else "<details>"
     return f"{start}<summary>{escape(title)}</summary>{content}</details>"
 
 
 def picture(parts: Iterable[str], label: str, width: int, height: int) -> str:
-    """An SVG of these parts; `label` says in words what it shows."""
+    """Makes an SVG of these parts; `label` describes it in words."""
     return (
         f'<svg viewBox="0 0 {width} {height}" role=img aria-label="{escape(label)}">'
         f"{''.join(parts)}</svg>"

@@ -51,7 +51,7 @@ def _read(name: str, text: str) -> float:
 
 
 def resolve(framework: str, config: Config, goal: dict[str, float]) -> Config:
-    """Put islands in place of `auto`, so that the run repeats wherever it does."""
+    """Replace `auto` by islands, so that the run can be repeated anywhere."""
     if not goal:
         return config
     from lockstep.parity import greedy_islands  # imports the instruments, which others do not need

@@ -43,7 +43,7 @@ COMMANDS = {  # name: its module, what it is for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parses and runs it; the exit status."""
+    """Parses and runs a command; returns its exit status."""
     return exit_status(lambda: _main(sys.argv[1:] if argv is None else argv))
 
 
@@ -53,7 +53,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def lockstep_parser(argv: Sequence[str] = ()) -> Parser:
-    """Knows the names of all commands, and the flags of the one that the words begin with."""
+    """Builds a parser of all command names, with the flags of the given command only."""
     parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     asked, _ = COMMANDS.get(argv[0] if argv else "", ("", ""))

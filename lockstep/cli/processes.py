@@ -1,4 +1,4 @@
-"""The flags of a run of several processes that nobody else starts: JAX's; torchrun has its own.
+"""The flags of JAX's runs of several processes; PyTorch's are started by torchrun.
 
 They become variables of the environment, as torchrun's do, before the framework is imported.
 """
@@ -30,7 +30,7 @@ def add_flags(parser: Any) -> None:
 
 
 def announce(given: dict[str, Any], mesh: Mesh | None) -> None:
-    """Takes the flags out of `given`, and tells JAX.
+    """Takes the flags out of `given`, and sets the variables by which JAX's processes connect.
 
     mesh: as far as it is known; a CPU is as many devices as its part of it.
 

@@ -1,4 +1,4 @@
-"""Compiled programs of former runs, in the frameworks' own caches: PyTorch's is on by itself."""
+"""Caches of compiled programs: JAX's is switched on here, PyTorch's is on by default."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ def add_flag(parser: Parser) -> None:
 
 
 def keep(framework: str, *, anew: bool) -> None:
-    """Before the framework is imported. A folder that the user has named for JAX stays theirs."""
+    """Sets the cache folder of JAX's programs; call it before JAX is imported. `anew`: no cache."""
     if anew:
         os.environ |= OFF
     if anew or framework != "jax" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
@@ -40,7 +40,7 @@ def keep(framework: str, *, anew: bool) -> None:
 
 
 def _machine() -> str:
-    """A program for a CPU has the instructions of that CPU: a home on many machines has many."""
+    """Digests the CPU's features: a cached program has the instructions of one CPU."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

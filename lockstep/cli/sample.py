@@ -70,7 +70,7 @@ def _sample(given: argparse.Namespace) -> int:
 
 
 def _tokenizer(config: Config, run: Path) -> tokenizer.Tokenizer:
-    """Load the tokenizer of the run's tokens, or raise UserError where nobody knows it."""
+    """Load the tokenizer of the run's tokens, or raise UserError if it is not known."""
     words = decoding.of_run(config.data, run / about.FOLDER)
     if words is None:
         remedy = "restore that, or name a run on text or with --tokenizer"

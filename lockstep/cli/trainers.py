@@ -34,7 +34,7 @@ example:
 
 
 def train(framework: str, argv: Sequence[str] | None = None) -> int:
-    """A trainer's main: parses the flags, resolves the config, runs the loop; the exit status.
+    """Parses a trainer's flags, resolves the config, runs the loop; returns the exit status.
 
     The framework is imported only when the flags are known to be right.
     """
@@ -73,7 +73,7 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
 
 
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:
-    """Devices are looked for by --model auto and without --mesh, if the flags fit a preset."""
+    """Resolves the config; looks for devices only for --model auto or without --mesh."""
     auto = given.get("model", "auto") == "auto"
     model = _init_model(given)
     try:
@@ -103,7 +103,7 @@ def _init_model(given: dict[str, Any]) -> ModelConfig | None:
 
 
 def _resumed_config(framework: str, out: Path, given: dict[str, Any]) -> Config:
-    """The run's own config, with the flags that may change replaced."""
+    """Returns the run's own config, with the flags that may change replaced."""
     record = directory.read_record(out)
     config = record.config
     if record.framework != framework or OTHER_WAYS & given.keys():
@@ -124,7 +124,7 @@ def _resumed_config(framework: str, out: Path, given: dict[str, Any]) -> Config:
 
 
 def trainer_parser(module: str) -> Parser:
-    """One group for each section of `Config`, one flag for each field that has a help."""
+    """Builds a parser: a group for each section of `Config`, a flag for each field with a help."""
     parser = Parser(
         prog=f"python -m {module}",
         usage=f"python -m {module} [flags]",

@@ -1,1 +1,1 @@
-"""`lockstep compile`: what a training step does on a GPU or a TPU that is not here."""
+"""`lockstep compile`: facts of a training step on an absent GPU or TPU."""

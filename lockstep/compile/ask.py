@@ -1,4 +1,4 @@
-"""Asks a process of its own, which has a framework, for programs."""
+"""Asks a separate process with a framework for compiled programs."""
 
 import subprocess
 from contextlib import closing
@@ -18,7 +18,7 @@ EXTRAS = {Gpu: "aot", Tpu: "tpu-aot"}  # 2 GB and 0.7 GB
 
 
 class Compiler:
-    """One framework's process, which forks another for each program; it ends with `close`."""
+    """The process of a framework, which forks another for each program; `close` ends it."""
 
     def __init__(self, framework: str, kind: type[Target] = Gpu) -> None:
         """
@@ -31,7 +31,7 @@ class Compiler:
         self.server = ForkServer("lockstep_compiler.main", framework, stderr=subprocess.DEVNULL)
 
     def program(self, config: Config, device: str, *, variant: str = "", hlo: str = "") -> Program:
-        """The facts of one step; `hlo`: a file for XLA's text.
+        """Returns the facts of one step; `hlo`: a file for XLA's text.
 
         Raises:
             UserError: it cannot be compiled or traced.

@@ -1,4 +1,4 @@
-"""Reads what devices of a mesh send each other in a compiled step, and what runs beside."""
+"""Reads the collectives of a compiled step, and the kernels that overlap with them."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def _bytes(shapes: list[HloShape]) -> int:
 
 
 def _done(module: Module, start: Instruction) -> Instruction:
-    """The instruction where it ends; itself, if it waits."""
+    """Returns the instruction where a collective ends; itself, if it waits."""
     users = module.users(start) if start.opcode.endswith("-start") else []
     return next((user for user in users if user.opcode.endswith("-done")), start)
 

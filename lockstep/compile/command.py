@@ -30,7 +30,7 @@ MOST_DEVICES = 4096  # XLA lists them all
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
+    """Adds the subcommand."""
     sub = add_command(
         commands, "compile", _compile,
         "Compiles our JAX step for a CUDA device or a TPU that is not here, or\n"
@@ -88,7 +88,7 @@ def _compile(given: argparse.Namespace) -> int:
 
 
 def _other_program(compiler: Compiler, device: str, config: Config) -> Program | None:
-    """The program of another setting; None where it does not fit the device."""
+    """Returns the program of another setting; None if it does not fit the device."""
     try:
         return compiler.program(config, device)
     except UserError:

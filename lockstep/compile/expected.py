@@ -34,7 +34,7 @@ def matmuls(
 def flops(
     config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
 ) -> Counter[tuple[str, str]]:
-    """FLOPs by units and phase."""
+    """Sums FLOPs by units and phase."""
     found: Counter[tuple[str, str]] = Counter()
     for m in matmuls(config, target, fused, blocks, tile):
         found[m.units, m.phase] += m.flops
@@ -42,7 +42,7 @@ def flops(
 
 
 def narrow_units(own: Roles, target: Target) -> str:
-    """The device's units for narrow formats that a module's matmuls are left to; "" without."""
+    """Returns the device's units for a module's narrow format; "" without."""
     if own.recipe not in target.capabilities.recipes or own.compute == "float64":
         return ""
     of_x = RECIPES[own.recipe].x
@@ -66,7 +66,7 @@ def attention_dtype(config: Config, layer: int) -> str:
 
 
 def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a block's linear layers, in order."""
+    """Lists inputs and outputs of a block's linear layers, in order."""
     d, f = model.d_model, model.d_mlp
     gate = {"mlp.gate": (d, f)} if model.mlp == "swiglu" else {}
     return {
@@ -106,7 +106,7 @@ def _each(
         yield from add(module, matmul_size(d_in, d_out, rows), BACKWARD, 1)
 
     def attention(module: str, again: int) -> Iterator[Matmul]:
-        """Written out: scores and values of each block of queries."""
+        """Lists the matmuls of attention written out: scores and values per block of queries."""
         for start, stop in block_edges(model.context, blocks):
             t, batch = stop - start, config.optim.batch_size * model.n_head
             scores = matmul_size(t, stop, model.d_head, batch)

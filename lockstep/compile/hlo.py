@@ -37,7 +37,7 @@ class HloShape:
 
     @property
     def bytes(self) -> int:
-        """Bytes in the device's memory, without what fills up a TPU's tiles."""
+        """Counts bytes in the device's memory, without the padding of a TPU's tiles."""
         return 0 if self.on_chip else math.ceil(self.elements * BYTES.get(self.dtype, 0))
 
 
@@ -52,7 +52,7 @@ class Instruction:
     root: bool = False
 
     def attribute(self, name: str) -> str:
-        """`name=...` or `"name":"..."` among its attributes; "" where there is none."""
+        """Returns `name=...` or `"name":"..."` among the attributes; "" if there is none."""
         found = re.search(rf'\b{name}=(\{{[^}}]*\}}|"[^"]*"|[^\s,]+)', self.rest)
         found = found or re.search(rf'"{name}":\s*(\[[^\]]*\]|"[^"]*"|\w+)', self.rest)
         return found[1].strip('"') if found else ""
@@ -62,7 +62,7 @@ class Instruction:
 
     @cached_property
     def op_name(self) -> str:
-        """Its place in the JAX program."""
+        """Returns the instruction's name in the JAX program."""
         return self.attribute("op_name")
 
     @cached_property
@@ -87,7 +87,7 @@ class Module:
 
     @cached_property
     def aliased(self) -> set[int]:
-        """The parameters whose memory a result takes over: those that are donated."""
+        """Lists the donated parameters, whose memory a result takes over."""
         table = self.header.partition("input_output_alias={")[2]
         return {int(n) for n in re.findall(r"\}: \((\d+), \{", table)}
 
@@ -97,7 +97,7 @@ class Module:
         return {int(i.operands[0]): i for i in entry if i.opcode == "parameter"}
 
     def kernels(self) -> Iterator[tuple[Instruction, int]]:
-        """Yields what the device is told to run, and how many times; each branch counts."""
+        """Yields the kernels that the device runs, and how many times; each branch counts."""
         yield from self._walk(self.entry, 1)
 
     def _walk(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
@@ -105,7 +105,7 @@ class Module:
             yield from self.kernels_in(instruction, times)
 
     def kernels_in(self, instruction: Instruction, times: int) -> Iterator[tuple[Instruction, int]]:
-        """Yields the kernels of one instruction: of a loop, all of its turns."""
+        """Yields the kernels of one instruction; for a loop, those of all its iterations."""
         if instruction.opcode == "while":
             yield from self._walk(instruction.called, times * self.trips(instruction))
         elif instruction.opcode == "conditional":
@@ -117,7 +117,7 @@ class Module:
             yield instruction, times
 
     def trips(self, loop: Instruction) -> int:
-        """XLA's count; where it writes none, the end of the counter, which JAX starts at 0."""
+        """Returns a loop's trip count; if XLA writes none, its counter's end (the start is 0)."""
         if found := TRIPS.search(loop.rest):
             return int(found[1])
         scope = self.computations.get(loop.attribute("condition").removeprefix("%"), {})
@@ -126,7 +126,7 @@ class Module:
         return next((int(end.operands[0]) for end in ends if end.opcode == "constant"), 1)
 
     def inner(self, instruction: Instruction) -> dict[str, Instruction]:
-        """The instructions in a fusion, and in the fusions in it; any other instruction itself."""
+        """Lists the instructions in a fusion and its inner fusions; another instruction itself."""
         if instruction.opcode != "fusion":
             return {instruction.name: instruction}
         held = self.computations[instruction.called].values()
@@ -148,7 +148,7 @@ FREE = {
 
 
 def read(text: str) -> Module:
-    """The text of `compiled.as_text()`."""
+    """Parses the text of `compiled.as_text()`."""
     lines = text.splitlines()
     module = Module(header=lines[0])
     body: dict[str, Instruction] = {}
@@ -186,7 +186,7 @@ def _shape(dtype: str, dims: str, layout: str) -> HloShape:
 
 
 def _closing(text: str, start: int) -> int:
-    """Behind the parenthesis that closes the one at `start`."""
+    """Returns the index after the parenthesis that closes the one at `start`."""
     depth = 0
     for mark in re.finditer(r"[()]", text[start:]):
         depth += 1 if mark[0] == "(" else -1

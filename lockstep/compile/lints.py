@@ -1,4 +1,4 @@
-"""Flags that cost and do not pay, or would pay: a program held against that of another setting."""
+"""Warnings about flags without effect: a program compared with that of another setting."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ ENOUGH = 0.01  # of a peak: XLA places buffers anew, and by less nobody is helpe
 
 
 def find(program: Program, config: Config, ask: Ask) -> list[str]:
-    """Lists what remat, a loop over layers and whole logits cost, each with what to type.
+    """Lists the costs of remat, of scanned layers and of whole logits, each with a remedy.
 
     Args:
         ask: compiles or traces the same step with other flags; asked only where a flag is in doubt.
@@ -23,7 +23,7 @@ def find(program: Program, config: Config, ask: Ask) -> list[str]:
 
 
 def useless_remat(program: Program, config: Config, ask: Ask) -> Iterator[str]:
-    """Remat whose step recomputes nothing, or needs as much as the step that keeps everything."""
+    """Warns of remat that recomputes nothing, or needs as much as the step without."""
     remat = config.execution.remat
     if remat == "none" or not (without := ask(with_flags(config, remat="none"))):
         return
@@ -35,7 +35,7 @@ def useless_remat(program: Program, config: Config, ask: Ask) -> Iterator[str]:
 
 
 def costly_loop(program: Program, config: Config, ask: Ask) -> Iterator[str]:
-    """A loop over layers that keeps more than unrolled layers; PyTorch has no such loop."""
+    """Warns of scanned layers that keep more than unrolled layers; PyTorch has no scan."""
     if program.framework != "jax" or config.execution.layers != "scan":
         return
     unrolled = ask(with_flags(config, layers="unroll"))

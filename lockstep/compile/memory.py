@@ -21,7 +21,7 @@ CANDIDATES = 50  # moments at which memory is counted exactly
 
 
 class Value(NamedTuple):
-    """A temporary: its place, its part, when it lives."""
+    """A temporary buffer: its place, its part of the step, its lifetime."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ class Value(NamedTuple):
 def live_parts(
     assignment: str, live_range: str, state: Mapping[int, Buffer], parts: StepParts, peak: int
 ) -> dict[str, int]:
-    """Bytes by part at the peak; `state` by the number of its parameter."""
+    """Sums bytes by part at the peak; `state` by the number of its parameter."""
     return state_parts(state, peak, _at_peak(_temporaries(assignment, live_range, parts)))
 
 
@@ -66,7 +66,7 @@ def _temporaries(assignment: str, live_range: str, parts: StepParts) -> list[Val
 
 
 def _at_peak(values: list[Value]) -> dict[str, int]:
-    """Bytes by part at the moment when most is live."""
+    """Sums bytes by part at the moment of the peak."""
     change: dict[int, int] = defaultdict(int)
     for value in values:
         change[value.born] += value.stop - value.start
@@ -84,7 +84,7 @@ def _at_peak(values: list[Value]) -> dict[str, int]:
 
 
 def _union_by_part(values: Iterable[Value]) -> dict[str, int]:
-    """A place that several share belongs to the largest of them."""
+    """Sums bytes by part; a place that several buffers share belongs to the largest of them."""
     found: dict[str, int] = defaultdict(int)
     end = 0
     for value in sorted(values, key=lambda v: (v.start, -v.stop)):

@@ -1,4 +1,4 @@
-"""The facts of one training step on a device that is not here, the same of either twin.
+"""The facts of one training step on an absent device, in the same form for either twin.
 
 Nothing here is measured. JAX's facts are read from the program that XLA compiled for the device;
 torch's are those of the operations that its step dispatches on fake CUDA tensors, under `--compile`
@@ -21,7 +21,7 @@ FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
 
 @dataclass(frozen=True, order=True)
 class Matmul:
-    """`size` is (m, n, k) with m <= n; a batch counts as a part of k, as in a split contraction."""
+    """A matmul of size (m, n, k) with m <= n; a batch counts as a part of k."""
 
     units: str  # what multiplies: float32, tf32, bfloat16, float16, float64
     operands: str  # in memory
@@ -37,7 +37,7 @@ class Matmul:
 
 @dataclass(frozen=True, order=True)
 class AttentionCall:
-    """A fused kernel."""
+    """A call of a fused attention kernel."""
 
     kernel: str
     dtype: str
@@ -49,7 +49,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, order=True)
 class Operation:
-    """One whose precision matters: exp, rsqrt, a sum, a norm, the loss."""
+    """An operation whose precision matters: exp, rsqrt, a sum, a norm, the loss."""
 
     name: str
     dtype: str
@@ -58,7 +58,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Buffer:
-    """One tensor of the training state."""
+    """A tensor of the training state."""
 
     name: str
     part: str  # of `PARTS`, or "counters"
@@ -69,7 +69,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch on the device; the bytes that it reads and writes, each time."""
+    """A launch on the device, with the bytes that it reads and writes each time."""
 
     name: str
     group: str  # of `GROUPS`
@@ -95,7 +95,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends in a ring of them, each time."""
+        """Returns the bytes that a device sends in a ring, each time."""
         rounds = 2 if self.kind == "all-reduce" else 1
         return rounds * self.bytes * (self.devices - 1) / max(1, self.devices)
 
@@ -122,7 +122,7 @@ class Program:
 
     @property
     def by_inductor(self) -> bool:
-        """True where Inductor wrote the program: it decides itself what is recomputed."""
+        """Says whether Inductor wrote the program; it decides itself what is recomputed."""
         return self.how == INDUCTOR
 
     @property
@@ -134,14 +134,14 @@ class Program:
         return sum(kernel.bytes * kernel.times for kernel in self.kernels)
 
     def moved_by_group(self) -> dict[str, int]:
-        """Bytes, of every group."""
+        """Sums the bytes moved, by group of kernels."""
         found = dict.fromkeys(GROUPS, 0)
         for kernel in self.kernels:
             found[kernel.group] += kernel.bytes * kernel.times
         return found
 
     def largest(self, count: int) -> list[Kernel]:
-        """The kernels that move most; those that differ in nothing but their layer are one."""
+        """Lists the kernels that move most; those that differ only in their layer are joined."""
         times: Counter[Kernel] = Counter()
         for kernel in self.kernels:
             times[replace(kernel, times=1)] += kernel.times
@@ -149,7 +149,7 @@ class Program:
         return sorted(found, key=lambda k: -k.bytes * k.times)[:count]
 
     def share(self) -> dict[str, float]:
-        """Shares of the FLOPs, by the units that do them."""
+        """Returns the shares of the FLOPs, by the units that do them."""
         total: Counter[str] = Counter()
         for m in self.matmuls:
             total[m.units] += m.flops
@@ -162,7 +162,7 @@ class Program:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Program":
-        """The inverse of `to_json`, of what a process of ours wrote."""
+        """Reads a program that `to_json` wrote in another of our processes."""
         kinds: dict[str, Any] = {
             "matmuls": Matmul, "attention": AttentionCall, "operations": Operation, "state": Buffer,
             "kernels": Kernel, "collectives": Collective,
@@ -175,7 +175,7 @@ class Program:
 
 
 def gather_matmuls(found: Iterable[Matmul]) -> list[Matmul]:
-    """Equal ones in one row."""
+    """Joins equal matmuls into one row."""
     times: Counter[Any] = Counter()
     for m in found:
         times[m.units, m.operands, m.size, m.phase] += m.times
@@ -190,7 +190,7 @@ def matmul_size(m: int, n: int, k: int, batch: int = 1) -> tuple[int, int, int]:
 def attention_flops(
     batch: int, heads: int, queries: int, keys: int, d_head: int, phase: str
 ) -> int:
-    """Two matmuls forward, five backward, of which a causal mask leaves half."""
+    """Counts two matmuls forward and five backward, of which a causal mask leaves half."""
     matmuls = 5 if phase == BACKWARD else 2
     return matmuls * batch * heads * queries * keys * d_head
 

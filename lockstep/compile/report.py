@@ -16,14 +16,14 @@ SPILLS = 8_192  # bytes: products spill up to 1,300 or so; docs/decisions/0084 h
 
 
 def seconds(kernel: Kernel, target: Target) -> float | None:
-    """The larger of what it moves and what it multiplies, at the data sheet's rates."""
+    """Returns the longer of a kernel's times to move and to multiply, at the data sheet's rates."""
     moved = kernel.bytes / target.device.bandwidth
     rate = target.rate(kernel.units) if kernel.flops else 1.0
     return None if rate is None else max(moved, kernel.flops / rate) * kernel.times
 
 
 def roofline(program: Program, target: Target) -> dict[str, float] | None:
-    """Seconds by group of kernels; None where the device's rate is not known."""
+    """Sums seconds by group of kernels; None if the device's rate is not known."""
     found: Counter[str] = Counter()
     for kernel in program.kernels:
         each = seconds(kernel, target)
@@ -34,7 +34,7 @@ def roofline(program: Program, target: Target) -> dict[str, float] | None:
 
 
 def warnings(program: Program, config: Config, target: Target, wrong: list[str]) -> list[str]:
-    """Lists what a user wants to know before a run; `wrong`: from `rules.violations`."""
+    """Lists warnings for a user before a run; `wrong`: from `rules.violations`."""
     roles, found = config.precision.roles, []
     wanted = "tf32" if roles.tf32 else roles.compute
     units, policy = target.units(roles.compute, roles.tf32), config.precision.policy
@@ -133,12 +133,12 @@ def _memory(program: Program, target: Target) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Writes bytes in GB, or in MB where they are few."""
+    """Writes bytes in GB, or small numbers in MB."""
     return f"{count / GB:.2f} GB" if count >= GB / 10 else f"{count / 1e6:.2f} MB"
 
 
 def _collectives(program: Program) -> Iterator[str]:
-    """A line for each kind, phase and size of group."""
+    """Writes a line for each kind, phase and group size of collectives."""
     if program.collectives:
         sent = sum(c.sent * c.times for c in program.collectives)
         yield f"collectives: {bytes_text(sent)} sent by each device, in rings"

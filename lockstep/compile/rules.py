@@ -1,4 +1,4 @@
-"""Rules that a program must keep: each reads its facts against its configuration."""
+"""Rules for a program: each compares its facts with its configuration."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from lockstep.model.stacked import scans_layers
 
 
 def violations(program: Program, config: Config, target: Target) -> list[str]:
-    """Empty for a program that does what its policy, remat and numerics say."""
+    """Lists broken rules: where a program differs from its policy, remat or numerics."""
     rules = (units, tensor_cores, flops, fused_attention, precise_operations, state_dtypes,
              donation, determinism, loss_scale, collectives)  # fmt: skip
     return [line for rule in rules for line in rule(program, config, target)]
 
 
 def units(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Only what the modules' formats say multiplies, outside of fused kernels and in them."""
+    """Requires the units of the modules' formats, outside of fused kernels and in them."""
     tf32 = config.precision.roles.tf32
     modules = config.dtypes.modules.values()
     computes = {kind for own in modules for kind in (own.compute, own.grads) if kind}
@@ -55,7 +55,7 @@ def _names(units: set[str]) -> str:
 
 
 def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Compares FLOPs by units and phase.
+    """Compares FLOPs with the model's definition, by units and phase.
 
     A loop over layers recomputes what its last turn need not; Inductor recomputes what it chooses.
     """
@@ -76,7 +76,7 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
 
 
 def fused_attention(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Wants attention as decided before the run, in each phase as often as remat says."""
+    """Requires the chosen attention kernel, in each phase as often as remat says."""
     kernels = {a.kernel for a in program.attention}
     found: Counter[tuple[str, str]] = Counter()
     for a in program.attention:
@@ -100,7 +100,7 @@ def fused_attention(program: Program, config: Config, target: Target) -> Iterato
 
 
 def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bool:
-    """True where a fused kernel is wanted, and this device has one: cuDNN's, Triton's or SDPA's."""
+    """Says if a fused kernel is wanted, and the device has one: cuDNN's, Triton's or SDPA's."""
     head = config.model.d_head
     if not wants_fused(config.precision) or dtype == "float64":
         return False
@@ -125,7 +125,7 @@ def precise_operations(program: Program, config: Config, target: Target) -> Iter
 
 
 def state_dtypes(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Weights, moments and accumulators in the param dtype."""
+    """Requires weights, moments and accumulators in the param dtype."""
     param = config.precision.roles.param
     for part in ("weights", "moments", "accumulators", "gradients"):
         wrong = {b.dtype for b in program.state if b.part == part} - {param}
@@ -147,7 +147,7 @@ def determinism(program: Program, config: Config, target: Target) -> Iterator[st
 
 
 def loss_scale(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """GradScaler turns itself off, with a warning, where it sees no CUDA."""
+    """Requires the loss scale; GradScaler disables itself, with a warning, if it sees no CUDA."""
     said = program.switches.get("loss scale")
     wanted = str(config.precision.roles.loss_scaling)
     if said is not None and said != wanted:

@@ -1,4 +1,4 @@
-"""The devices that a step can be compiled for: a text file of facts each, in `targets/`."""
+"""The devices for which a step can be compiled: a text file of facts each, in `targets/`."""
 
 import tomllib
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ device_description_str: "{name}"
 
 @dataclass(frozen=True, kw_only=True)
 class Target(ABC):
-    """Sizes in bytes, rates in bytes/s."""
+    """A device to compile for: sizes in bytes, rates in bytes/s."""
 
     device: Device  # its peak rates
     name: str  # as its driver reports it
@@ -51,26 +51,26 @@ class Target(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities that a twin is built by; `fused_attention` is JAX's."""
+        """Returns the capabilities for building a twin; `fused_attention` is JAX's."""
         return self.device.capabilities
 
     @property
     def ampere(self) -> bool:
-        """True where it has units for bfloat16 and TF32, and kernels of fused attention."""
+        """Says if it has units for bfloat16 and TF32, and fused attention kernels."""
         return self.capabilities.tf32
 
     @abstractmethod
     def units(self, dtype: str, tf32: bool = False) -> str:
-        """The units that multiply operands of this dtype."""
+        """Returns the units that multiply operands of this dtype."""
 
     @abstractmethod
     def rate(self, units: str) -> float | None:
-        """FLOP/s of a matmul in these units; None for float64, of which no figure is kept."""
+        """Returns the FLOP/s of a matmul in these units; None for float64, which has no figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Target):
-    """NVIDIA's; the clock in GHz."""
+    """An NVIDIA GPU; the clock is in GHz."""
 
     capability: tuple[int, int]
     multiprocessors: int
@@ -92,7 +92,7 @@ class Gpu(Target):
         return self.ampere and (dtype == "float32" or (d_head % 8 == 0 and d_head <= 128))
 
     def text(self) -> str:
-        """XLA's `GpuTargetConfigProto`, as text."""
+        """Writes XLA's `GpuTargetConfigProto` as text."""
         optin = self.shared - 1024 * self.ampere  # what Ampere and later keep for themselves
         major, minor = self.capability
         return TEXT.format(**vars(self), optin=optin, major=major, minor=minor)
@@ -111,7 +111,7 @@ class Gpu(Target):
 
 @dataclass(frozen=True, kw_only=True)
 class Tpu(Target):
-    """Google's, one chip of one core."""
+    """A Google TPU of one chip with one core."""
 
     topology: str  # libtpu's name of it
 
@@ -120,7 +120,7 @@ class Tpu(Target):
 
     @staticmethod
     def multiplies(dtype: str, tf32: bool) -> str:
-        """The units of any TPU, of `PASSES`; float16 is widened."""
+        """Returns a TPU's units, of `PASSES`; float16 is widened."""
         if dtype == "float32" and tf32:
             return "bfloat16x3"
         return "bfloat16" if dtype == "bfloat16" else "float32"

@@ -1,4 +1,4 @@
-"""Each kernel of a step that XLA compiled, and the bytes that it reads and writes."""
+"""Reads each kernel of a compiled XLA step, and the bytes that it reads and writes."""
 
 import re
 from collections.abc import Iterator
@@ -38,13 +38,12 @@ def kernel(
 
 
 def _name(kernel: Instruction) -> str:
-    """Its place in the JAX program, which is the same for each layer."""
+    """Returns an instruction's name in the JAX program, without its layer's number."""
     return kernel.op_name.partition("/")[2] or re.sub(r"[.\d]+$", "", kernel.name)
 
 
 def moved(module: Module, kernel: Instruction) -> int:
-    """Bytes read and written. A slice reads what it gives; an update in place writes what it
-    gets."""
+    """Counts bytes read and written; a slice reads its result, an update writes its input."""
     scope = module.computations[kernel.computation]
     if kernel.opcode == "fusion":
         inner = module.computations[kernel.called]
@@ -64,7 +63,7 @@ def moved(module: Module, kernel: Instruction) -> int:
 
 
 def _read(module: Module, parameter: Instruction) -> int:
-    """Bytes read of a fusion's parameter: at most all, and no more than its users need."""
+    """Counts the bytes read of a fusion's parameter: no more than its users need."""
     size, elements = (sum(getattr(shape, what) for shape in parameter.shapes)
                       for what in ("bytes", "elements"))  # fmt: skip
     return min(size, _needed(module, parameter, {}) * size // max(1, elements))

@@ -1,4 +1,4 @@
-"""The facts of a step that XLA compiled, from its text and from what XLA writes beside it."""
+"""The facts of a step that XLA compiled, from its text and XLA's dumped files."""
 
 import re
 from collections import Counter
@@ -40,15 +40,14 @@ STATE = (("params", "weights"), ("mu", "moments"), ("nu", "moments"), ("acc_grad
 
 
 def phase(op_name: str) -> str:
-    """The phase of an operation, by the transformations that JAX writes into its name; "" without
-    a name."""
+    """Finds an operation's phase by the transformations in its JAX name; "" without a name."""
     if "rematted_computation" in op_name:
         return RECOMPUTED
     return BACKWARD if "transpose(" in op_name else FORWARD if op_name else ""
 
 
 def _phase(module: Module, kernel: Instruction, inner: Instruction) -> str:
-    """The phase of an instruction; where XLA made it anew, that of what it feeds.
+    """Finds an instruction's phase; if XLA created it, the phase of its users.
 
     What feeds it says nothing: a weight's gradient is made of an activation.
     """
@@ -82,7 +81,7 @@ def matmuls(module: Module, target: Target) -> Iterator[Matmul]:
 
 
 def multiplied(module: Module, target: Target, dot: Instruction) -> tuple[str, str]:
-    """The dtype of its operands in memory, and the units."""
+    """Returns the dtype of a matmul's operands in memory, and the units."""
     operand = module.computations[dot.computation][dot.operands[0]].shapes[0].dtype
     dtype = NAMES.get(operand, operand)
     if isinstance(target, Tpu) and dtype == "float32":
@@ -91,7 +90,7 @@ def multiplied(module: Module, target: Target, dot: Instruction) -> tuple[str, s
 
 
 def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
-    """(m, n, k) of a matmul; None for any other instruction."""
+    """Returns (m, n, k) of a matmul; None for any other instruction."""
     if dot.opcode == "convolution":
         m, n, k = conv_size(module, dot)
         return matmul_size(m, n, k)
@@ -124,7 +123,7 @@ def allows_tf32(dot: Instruction) -> bool:
 
 
 def attention(module: Module, target: Target, tf32: bool) -> Iterator[AttentionCall]:
-    """Fused kernels."""
+    """Lists the calls of fused attention kernels."""
     for kernel, times in module.kernels():
         if name := fused_attention(kernel):
             when = BACKWARD if gives_gradients(kernel) else phase_of_kernel(module, kernel)
@@ -135,7 +134,7 @@ def attention(module: Module, target: Target, tf32: bool) -> Iterator[AttentionC
 
 
 def fused_attention(kernel: Instruction) -> str:
-    """The library of a fused attention kernel, cudnn or triton; "" for anything else."""
+    """Returns the library of a fused attention kernel, cudnn or triton; "" for anything else."""
     target = kernel.attribute("custom_call_target")
     if "fmha" in target:
         return "cudnn"
@@ -151,7 +150,7 @@ def gives_gradients(kernel: Instruction) -> bool:
 
 
 def fused_flops(module: Module, kernel: Instruction) -> int:
-    """FLOPs of a fused attention kernel."""
+    """Counts the FLOPs of a fused attention kernel."""
     b, h, t, d = attention_shape(module, kernel)
     return attention_flops(b, h, t, t, d, BACKWARD if gives_gradients(kernel) else FORWARD)
 
@@ -167,7 +166,7 @@ def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
 
 
 def operations(asked: Module) -> list[Operation]:
-    """Reads the program as JAX asked for it: XLA's own widening and narrowing is not in it yet."""
+    """Lists operations of JAX's own program, before XLA widens and narrows."""
     found: Counter[tuple[str, str]] = Counter()
     for instruction, times in asked.kernels():
         name = PRECISE.get(instruction.opcode)
@@ -181,7 +180,7 @@ def operations(asked: Module) -> list[Operation]:
 
 
 def state(module: Module) -> dict[int, Buffer]:
-    """The tensors that the step takes and gives back, by the number of the parameter."""
+    """Lists the state's tensors, which the step takes and returns, by parameter number."""
     found = {}
     for number, parameter in sorted(module.parameters.items()):
         name = parameter.op_name.replace("\\'", "'")
@@ -197,7 +196,7 @@ def _part(name: str) -> str:
 
 
 def atomics(ptx: str) -> dict[str, int]:
-    """Atomic additions in the kernels that XLA wrote; libraries' kernels are not looked into.
+    """Counts atomic additions in XLA's own kernels; libraries' kernels are not visible.
 
     A loop that compares and swaps, and computes with no float, puts a number of four bits beside
     its neighbour: the order changes nothing.
@@ -213,7 +212,7 @@ def atomics(ptx: str) -> dict[str, int]:
 
 
 def tensor_cores(ptx: str) -> dict[str, int]:
-    """Matrix instructions by the dtype of what they multiply."""
+    """Counts matrix instructions by the dtype of their operands."""
     names = {**NAMES, "tf32": "tf32"}
     return dict(Counter(names[dtype] for dtype in TENSOR_CORE.findall(ptx)))
 
@@ -228,7 +227,7 @@ def switches(module: Module) -> dict[str, str]:
 def facts(
     module: Module, asked: Module, ptx: str, target: Target, tf32: bool = False
 ) -> dict[str, Any]:
-    """The fields of `Program` that its text has; that of a fused kernel does not say `tf32`."""
+    """Reads the fields of `Program` from XLA's text; a fused kernel's does not say `tf32`."""
     return {
         "matmuls": gather_matmuls(matmuls(module, target)),
         "attention": [*attention(module, target, tf32)],

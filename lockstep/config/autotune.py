@@ -1,4 +1,4 @@
-"""The text of `--autotune`: the ways that a twin takes in place of its framework's own."""
+"""The text of `--autotune`: the ways that replace the framework's own operations."""
 
 from lockstep.errors import require
 

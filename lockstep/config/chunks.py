@@ -1,4 +1,4 @@
-"""`--loss-chunks`: the head's rows in parts, so that the logits of one part alone are in memory."""
+"""`--loss-chunks`: head and loss in chunks of rows, so that memory holds one chunk's logits."""
 
 import re
 
@@ -8,7 +8,7 @@ MOST_LOGITS = 2**27  # of a chunk by `auto`: 2,048 rows of GPT-2's vocabulary, 0
 
 
 def check(value: str) -> None:
-    """Raises UserError unless it is auto or a number of chunks."""
+    """Raises UserError unless the text is auto or a number of chunks."""
     fits = value == "auto" or re.fullmatch("[1-9][0-9]{0,8}", value) is not None
     require(fits, "--loss-chunks", value, "use auto, or a whole number from 1")
 
@@ -22,7 +22,7 @@ def count(value: str, rows: int, vocab: int) -> int:
 
 
 def size(rows: int, chunks: int) -> int:
-    """The rows of each chunk; the last has what is left, and may be smaller."""
+    """Counts the rows of each chunk; the last may be smaller."""
     return -(-rows // chunks)
 
 

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: its sections, and what no section can check alone."""
+"""The whole configuration of a run: its sections, and the checks across sections."""
 # ruff: noqa: RUF009 - the sections are frozen
 
 import dataclasses
@@ -114,12 +114,12 @@ class Config:
 
     @property
     def _rows(self) -> int:
-        """The rows of a micro-batch on one device."""
+        """Counts the rows of a micro-batch on one device."""
         return self.optim.batch_size * self.model.context
 
     @property
     def recipes(self) -> dict[str, str]:
-        """The recipes of training and of evaluation, where they have one."""
+        """Lists the recipes of training and of evaluation, if they have one."""
         precision = self.precision
         named = {"--policy": precision.roles, "--eval-policy": precision.eval_roles}
         return {flag: roles.recipe for flag, roles in named.items() if roles.recipe}
@@ -130,17 +130,17 @@ class Config:
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of a micro-batch over all devices."""
+        """Counts the rows of a micro-batch over all devices."""
         return self.optim.batch_size * self.mesh.size
 
     @cached_property
     def dtypes(self) -> Dtypes:
-        """The dtypes that each module trains in."""
+        """Resolves the dtypes in which each module trains."""
         return self._dtypes(self.precision.roles, self.precision.formats)
 
     @cached_property
     def eval_dtypes(self) -> Dtypes:
-        """The dtypes of an evaluation: under a policy of its own there are no formats."""
+        """Resolves the dtypes of an evaluation; its own policy drops `--formats`."""
         precision = self.precision
         return self._dtypes(precision.eval_roles, precision.formats * (not precision.eval_policy))
 
@@ -152,12 +152,12 @@ class Config:
 
     @property
     def chunks(self) -> int:
-        """The chunks of the rows of head and loss."""
+        """Counts the chunks of the rows of head and loss."""
         return chunks.count(self.execution.loss_chunks, self._rows, self.model.vocab)
 
     @property
     def alike(self) -> bool:
-        """True where all layers compute in the same formats, and are trained alike."""
+        """Says if all layers compute in the same formats and are trained alike."""
         if self.recipes or any(roles.recipe for roles in self.precision.kinds):
             return False
         given = self._patterns.values()
@@ -165,7 +165,7 @@ class Config:
 
     @property
     def trained(self) -> list[str]:
-        """The parameters that training moves."""
+        """Lists the parameters that training changes."""
         names, freeze = shapes(self.model), self.optim.freeze
         return [name for name in names if trains(name, self.model, freeze)]
 
@@ -199,7 +199,7 @@ class Config:
 
     @classmethod
     def from_json(cls, sections: Any) -> "Config":
-        """The inverse of `to_json`.
+        """Reads a config that `to_json` wrote.
 
         Raises:
             UserError: a section or field is missing, unknown or of another type.

@@ -15,7 +15,7 @@ def flag(default: Any, help: str, *, choices: tuple = (), unit: str = "", derive
 
 
 def flag_name(name: str) -> str:
-    """min_lr -> --min-lr"""
+    """Names the flag of a field: min_lr -> --min-lr."""
     return "--" + name.replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""Which modules compute in the wide dtype: patterns over the names of those that multiply matrices.
+"""Patterns over names of modules that multiply matrices: matching ones stay in a wide dtype.
 
 `blocks.*.mlp.down,head`: globs, separated by commas. A pattern that fits a module's name, or that
 of something it is part of (`blocks.0`, `*.attn`), makes it an island.
@@ -16,7 +16,7 @@ LONGEST = 10_000  # characters; the names of all modules of 60 layers
 
 
 def match(patterns: str, name: str) -> bool:
-    """Say if a pattern fits a module, or something that it is part of."""
+    """Say if a pattern fits a module or one of its parents."""
     return any(map(_compile(patterns), _prefixes(name)))
 
 
@@ -37,18 +37,18 @@ def check(
 
 
 def in_every_layer(choice: Callable[[str], object], names: Sequence[str]) -> bool:
-    """Say if a choice is the same for all layers, so that one program can be all of them."""
+    """Say if a choice is the same for all layers, so that one program can run them all."""
     kinds = {(kind(name), choice(name)) for name in names}
     return len(kinds) == len({kind(name) for name in names})
 
 
 def kind(name: str) -> str:
-    """The pattern of a module and its like in the other layers."""
+    """Make the pattern of a module and its counterparts in the other layers."""
     return re.sub(r"^blocks\.\d+\.", "blocks.*.", name)
 
 
 def by_kind(names: Sequence[str]) -> dict[str, list[str]]:
-    """Kind -> its modules, in their order."""
+    """Group modules by kind, in their order."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(kind(name), []).append(name)
@@ -61,6 +61,6 @@ def _compile(patterns: str) -> Callable[[str], re.Match[str] | None]:
 
 
 def _prefixes(name: str) -> list[str]:
-    """blocks.0.attn.qkv -> blocks, blocks.0, blocks.0.attn, and itself."""
+    """List a name's prefixes: blocks.0.attn.qkv -> blocks, blocks.0, blocks.0.attn, and itself."""
     parts = name.split(".")
     return [".".join(parts[: end + 1]) for end in range(len(parts))]

@@ -50,7 +50,7 @@ def place(framework: str, asked: str, *roles: Roles) -> str:
 
 
 def name_places(asked: str, frameworks: Iterable[str]) -> list[str]:
-    """Say which parts of a comparison on this kind are on a CPU, a line each."""
+    """Say which parts of a comparison on this kind run on a CPU, a line each."""
     lacking = [framework for framework in frameworks if place(framework, asked) != asked]
     lines = [f"{framework} has no {asked}: it runs on the CPU" for framework in lacking]
     wide = f"{asked} has no float64: what is computed in it is on the CPU"
@@ -58,7 +58,7 @@ def name_places(asked: str, frameworks: Iterable[str]) -> list[str]:
 
 
 def require_exact(asked: str, remedy: str) -> None:
-    """Require a kind that has float64, in which all is compared.
+    """Require a kind with float64, in which everything is compared.
 
     Raises:
         UserError: all is compared in float64, and such devices have none.
@@ -68,7 +68,7 @@ def require_exact(asked: str, remedy: str) -> None:
 
 
 def require_float64(kind: str, policy: str, *roles: Roles) -> None:
-    """Require a kind that has what a policy computes in.
+    """Require a kind with the dtypes in which a policy computes.
 
     Raises:
         UserError: a policy has it, and such devices have not.

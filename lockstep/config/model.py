@@ -66,12 +66,12 @@ class ModelConfig:
 
     @property
     def d_queries(self) -> int:
-        """H K, the width of all queries."""
+        """Computes H K, the width of all queries."""
         return self.n_head * self.d_head
 
     @property
     def d_qkv(self) -> int:
-        """(H + 2 G) K, the width of queries, keys and values."""
+        """Computes (H + 2 G) K, the width of queries, keys and values."""
         return (self.n_head + 2 * self.kv_heads) * self.d_head
 
     @property
@@ -87,14 +87,14 @@ class ModelConfig:
 
     @property
     def matmuls(self) -> list[str]:
-        """The modules that multiply matrices, in the order of the forward pass."""
+        """Lists the modules that multiply matrices, in the order of the forward pass."""
         mlp = ["mlp.gate"] * (self.mlp == "swiglu") + ["mlp.up", "mlp.down"]
         inside = ["attn.qkv", "attn.attend", "attn.proj", *mlp]
         return [*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inside), "head"]
 
     @property
     def base(self) -> "ModelConfig":
-        """The model without adapters."""
+        """Returns the model without adapters."""
         return replace(self, lora_rank=0, lora_targets="")
 
     @property
@@ -102,7 +102,7 @@ class ModelConfig:
         return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
 
     def adapter_rank(self, linear: str) -> int:
-        """Return the rank of a linear layer's adapter; 0 where it has none."""
+        """Return the rank of a linear layer's adapter; 0 if it has none."""
         targets = self.lora_targets or "blocks"
         chosen = self.lora_rank and linear != "head" and islands.match(targets, linear)
         return self.lora_rank if chosen else 0

@@ -48,12 +48,12 @@ class Roles:
 
     @property
     def spec(self) -> str:
-        """These roles as `jmp.get_policy` reads them."""
+        """Writes the roles as `jmp.get_policy` reads them."""
         return f"params={self.param},compute={self.compute},output={self.output}"
 
     @property
     def loss_scaling(self) -> bool:
-        """float16's smallest normal is 6e-5: only there do gradients need a loss scale."""
+        """Says if gradients need a loss scale: only in float16, whose smallest normal is 6e-5."""
         return "float16" in (self.compute, self.grads)
 
     @property
@@ -62,12 +62,12 @@ class Roles:
 
     @property
     def delayed(self) -> bool:
-        """True where scales go by a history, which is state."""
+        """Says if scales come from an amax history, which is state."""
         return bool(self.recipe and find_recipe(self.recipe).delayed)
 
     @property
     def stochastic(self) -> bool:
-        """True where gradients are rounded at random."""
+        """Says if gradients are rounded stochastically."""
         dy = find_recipe(self.recipe).dy if self.recipe else None
         return bool(dy and dy.stochastic)
 
@@ -93,21 +93,21 @@ class Dtypes(Roles):
 
     @property
     def policy(self) -> Roles:
-        """The roles of the model alone."""
+        """Returns the roles of the model itself."""
         return Roles(**{field.name: getattr(self, field.name) for field in fields(Roles)})
 
     def at(self, name: str) -> Roles:
-        """The roles of a module; those of the model where it has none of its own."""
+        """Returns the roles of a module; those of the model if it has none of its own."""
         return self.modules.get(name, self.policy)
 
     @property
     def kinds(self) -> set[Roles]:
-        """All roles that the model or a module has."""
+        """Lists all roles that the model or a module has."""
         return {self.policy, *self.modules.values()}
 
     @property
     def histories(self) -> list[str]:
-        """The modules whose operands have a history."""
+        """Lists the modules whose operands have an amax history."""
         return [name for name, roles in self.modules.items() if roles.delayed]
 
 

@@ -1,4 +1,4 @@
-"""The named models, and the config that a command line stands for."""
+"""The named models, and the config of a command line."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def from_flags(
     given: dict[str, Any], *, accelerator: bool, model: ModelConfig | None = None
 ) -> Config:
-    """The resolved config of the flags a user gave (field name -> value).
+    """Resolves the config of a user's flags (field name -> value).
 
     Args:
         given: only what was typed; everything else takes its default here.

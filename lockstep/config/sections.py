@@ -69,13 +69,13 @@ class PrecisionConfig:
 
     @property
     def kinds(self) -> list[Roles]:
-        """All roles that some module may train in."""
+        """Lists all roles in which some module may train."""
         names = dict.fromkeys(name for _, name in formats.parse(self.formats))
         return [self.roles, *(policy.as_under(self.roles, name) for name in names)]
 
     @property
     def computes(self) -> set[str]:
-        """The dtypes of matrix products, in training and in evaluation."""
+        """Lists the dtypes of matrix products, in training and in evaluation."""
         every = (*self.kinds, self.eval_roles)
         return {kind for roles in every for kind in (roles.compute, roles.grads) if kind}
 
@@ -249,7 +249,7 @@ class RunConfig:
 
     @property
     def ways(self) -> dict[str, str]:
-        """The ways to take, by name."""
+        """Returns the ways to take, by name."""
         return autotune.parse(self.autotune)
 
     def __post_init__(self) -> None:

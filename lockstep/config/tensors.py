@@ -7,7 +7,7 @@ ADAPTERS = (".lora_a", ".lora_b")  # of a linear layer W: W + alpha / rank * B A
 
 
 def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Canonical name -> shape, in the order of the forward pass."""
+    """Maps canonical names to shapes, in the order of the forward pass."""
     d, f, v, k = model.d_model, model.d_mlp, model.d_vocab, model.d_head
     out: dict[str, tuple[int, ...]] = {"embed.weight": (v, d)}
     if model.position == "learned":
@@ -43,6 +43,6 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def trains(name: str, model: ModelConfig, freeze: str = "") -> bool:
-    """Say if a run moves a parameter: none that `freeze` names; with adapters, no others."""
+    """Say if a run trains a parameter: none that `freeze` names; with adapters, only those."""
     frozen = freeze and islands.match(freeze, name)
     return not frozen and (not model.lora_rank or name.endswith(ADAPTERS))

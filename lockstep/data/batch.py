@@ -1,4 +1,4 @@
-"""`Batch`: what a micro-batch, a window or several windows hold, as one pytree.
+"""`Batch`: the arrays of a micro-batch, a window or several windows, as one pytree.
 
 A window has arrays (N, B, T): N micro-batches of B rows of T tokens. The windows of S steps have
 one axis more in front. Arrays are numpy's, or a framework's once a runner has placed them. `len` of
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     segments: Any = None
 
     def map_arrays(self, function: Callable[[Any], Any]) -> "Batch":
-        """Calls a function of one array on each array that is there."""
+        """Calls a function on each array that is present."""
         return Batch(*(None if x is None else function(x) for x in self))
 
     def select(self, index: Any) -> "Batch":

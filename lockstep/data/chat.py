@@ -1,4 +1,4 @@
-"""Messages -> text, and the parts of it that an assistant says."""
+"""Renders messages as text, and finds the assistant's parts in it."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ LARGEST = 1 << 20  # bytes of a template
 
 
 class Unusable(ValueError):
-    """Why a row is not taken."""
+    """The reason why a row is refused."""
 
 
 def render_chatml(messages: Messages, header: bool) -> str:

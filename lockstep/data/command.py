@@ -1,4 +1,4 @@
-"""`lockstep data`: make tokens ahead, and look at them."""
+"""`lockstep data`: tokenize ahead, and show the tokens."""
 
 import argparse
 import shlex
@@ -65,7 +65,7 @@ def _beside(path: Path) -> Path:
 
 
 def describe(folder: Path, about: Manifest) -> list[str]:
-    """Say how much there is, and what was left out."""
+    """Describe the number of tokens and documents, and the rows left out."""
     documents = about.train_documents + about.val_documents
     lines = [
         f"{folder}: {about.train:,} training tokens and {about.val:,} held out, of {about.source}"

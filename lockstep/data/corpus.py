@@ -241,7 +241,7 @@ def _standard_library() -> Corpus:
 
 
 def _modules(root: Path) -> list[PurePath]:
-    """Relative paths of the library's own modules, sorted as POSIX paths."""
+    """List the relative paths of the library's own modules, sorted as POSIX paths."""
     found: list[PurePath] = []
     for folder, subfolders, files in os.walk(root):
         left_out = {name for name in subfolders if name.startswith("config-")}
@@ -252,7 +252,7 @@ def _modules(root: Path) -> list[PurePath]:
 
 
 def _pair_counts(tokens: np.ndarray) -> np.ndarray:
-    """int64 (256, 256): how often token j follows token i."""
+    """Count how often token j follows token i: int64 (256, 256)."""
     counts = np.zeros(BYTES * BYTES, np.int64)
     for start in range(0, len(tokens) - 1, CHUNK):
         piece = tokens[start : start + CHUNK + 1].astype(np.intp)

@@ -11,7 +11,7 @@ UNKNOWN = ""
 
 
 def of_run(data: DataConfig, kept: Path, folder: str = "") -> Tokenizer | None:
-    """Load the tokenizer of a run's tokens; None where nobody knows it.
+    """Load the tokenizer of a run's tokens; None if it is not known.
 
     Args:
         kept: where the run has the files of --tokenizer or, without that, of --init's.

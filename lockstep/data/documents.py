@@ -29,7 +29,7 @@ class Documents:
         return len(self.tokens)
 
     def count_within(self, context: int) -> int:
-        """Targets that count in a context's length of each document; of the first hundred."""
+        """Count the targets within a context's length in each of the first hundred documents."""
         assert self.ends is not None
         firsts = range(min(len(self.ends), 100))
         pieces = [self.whole(first, context)[0] for first in firsts]
@@ -54,7 +54,7 @@ class Documents:
         return Batch(tokens, targets, counts, None if self.ends is None else segments)
 
     def whole(self, first: int, context: int) -> list[Piece]:
-        """A document, cut at its end where it is too long, and those after it that fit."""
+        """Take a document, truncated if it is too long, and those after it that fit in the row."""
         assert self.ends is not None
         found: list[Piece] = []
         left, number = context, first

@@ -25,7 +25,7 @@ BATCH = 1 << 22  # characters of rows that are tokenized at a time
 
 
 class Text(NamedTuple):
-    """A row's text, before it is tokenized.
+    """The text of a row, before it is tokenized.
 
     Args:
         text: the text, or that of the messages.
@@ -59,14 +59,14 @@ def find_tokens(path: Path) -> list[Path]:
 
 
 def make_key(files: list[Path], words: Tokenizer) -> str:
-    """Make a key of what the tokens are made of: names, sizes and times of files; the tokenizer."""
+    """Make a key from the sources of the tokens: names, sizes and times of files; the tokenizer."""
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     content = json.dumps([prepared.VERSION, records.PIECE, words.name, facts])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def prepare(data: str, files: list[Path], folder: str, out: Path, jobs: int = CORES) -> Manifest:
-    """Write the folder `out`, or find it there; progress goes to stderr.
+    """Write the folder `out`, unless it is there already; progress goes to stderr.
 
     Args:
         folder: with a tokenizer.json; "" for bytes.
@@ -161,7 +161,7 @@ def encode_rows(rows: Sequence[Row], words: Tokenizer, bad: list[str]) -> Iterat
 
 
 def find_text(content: Any, words: Tokenizer) -> Text:
-    """Find what a row has to say: a text, of which all counts, or messages.
+    """Find a row's content: a text, all of which counts, or messages.
 
     Raises:
         Unusable: the row is neither, or no valid Unicode.

@@ -121,7 +121,7 @@ def _open(folder: Path, about: Manifest, split: str, rows: str) -> Any:
 
 
 class Document(NamedTuple):
-    """A row's tokens, or a piece of a text's.
+    """The tokens of a row, or of a piece of a text.
 
     Args:
         tokens: (n,).
@@ -168,7 +168,7 @@ class Writer:
         return items
 
     def finish(self, *, masked: bool, stream: bool) -> str:
-        """Keep the files that say something; the SHA-256 of each, one behind the other."""
+        """Keep the files with content; return the SHA-256 of each, one after the other."""
         digests = []
         for name, file in self.files.items():
             file.flush()
@@ -186,7 +186,7 @@ def write(
     folder: Path, documents: Iterable[Document], bad: list[str], *, key: str, source: str,
     words: Tokenizer, stream: bool,
 ) -> Manifest:  # fmt: skip
-    """Write documents, of which every twentieth is held out, or of a stream its last tenth.
+    """Write documents; every twentieth is held out, or the last tenth of a stream.
 
     Args:
         bad: the rows that were left out, as `documents` goes on to name them.

@@ -1,4 +1,4 @@
-"""Read the rows of .jsonl and .parquet files, and pieces of text; what is no row says why."""
+"""Reads the rows of .jsonl and .parquet files, and pieces of text; a bad row has a reason."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def kind_of(file: str | Path) -> str:
-    """Return the suffix in small letters: DATA.JSONL is what data.jsonl would be."""
+    """Return the suffix in lower case, so that DATA.JSONL is read as data.jsonl."""
     return Path(file).suffix.lower()
 
 
@@ -75,7 +75,7 @@ def _read_text(file: Path) -> Iterator[tuple[int, Any, int]]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Read where each line begins, and the line; of one that is too long, its begin."""
+    """Read each line and its position; a line that is too long is truncated."""
     with open_regular(file, links=True) as stream:
         begin = 0
         while line := stream.readline(LONGEST + 1):

@@ -52,7 +52,7 @@ def join(pieces: Sequence[np.ndarray]) -> Tokens:
 
 
 def map_file(data: str, path: Path, dtype: str, offset: int = 0) -> np.ndarray:
-    """(items,), memory-mapped, read-only.
+    """Map a file into memory, (items,), read-only.
 
     Raises:
         UserError: it is no regular file, is empty, or has a part of an item at its end.
@@ -70,7 +70,7 @@ def map_file(data: str, path: Path, dtype: str, offset: int = 0) -> np.ndarray:
 
 
 def map_tokens(data: str, path: Path) -> np.ndarray:
-    """(tokens,) of a .bin file: nanoGPT's, which has no header, or llm.c's."""
+    """Map the tokens (tokens,) of a .bin file: nanoGPT's, which has no header, or llm.c's."""
     start = map_file(data, path, "<u1")[: 4 * HEADER].tobytes()
     magic, version, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
     if len(start) < 4 * HEADER or magic not in FORMS:

@@ -43,7 +43,7 @@ class Bytes:
     render = staticmethod(chat.render_chatml)
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Raises ValueError where a text cannot be encoded."""
+        """Encode texts; raise ValueError if one cannot be encoded."""
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Encoded:
@@ -57,7 +57,7 @@ class Bytes:
 
 
 class FromFile:
-    """Tokenize as a folder's tokenizer.json says; its fields are those of `Bytes`.
+    """A tokenizer from a folder's tokenizer.json; its fields are those of `Bytes`.
 
     The folder's tokenizer_config.json names the end of a document and the chat template.
     """

@@ -1,4 +1,4 @@
-"""Runs a twin's probe in a process of its own, which may crash, hang or print anything."""
+"""Runs a twin's probe in a separate process, which may crash, hang or print anything."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ ENVIRONMENT = {**ONE_THREAD, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def ask(name: str, seconds: float = SECONDS) -> Framework:
-    """The facts that a framework reports, or its fault."""
+    """Returns the facts that a framework reports, or its fault."""
     with tempfile.TemporaryFile() as printed:
         heard: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": printed}
         connect = partial(start_service, probe(name), changes=ENVIRONMENT, **heard)
@@ -40,7 +40,7 @@ def _last_printed(file: IO[bytes]) -> str:
 
 
 def _fault(failed: Failed, last: str) -> tuple[str, str]:
-    """The kind of a failure, and its line; `last` is what the process printed last."""
+    """Returns the kind of a failure, and its line; `last` is the process's last output."""
     status = failed.status
     if failed.timed_out:
         return "hang", failed.text
@@ -54,7 +54,7 @@ def _fault(failed: Failed, last: str) -> tuple[str, str]:
 
 
 def probe(name: str) -> str:
-    """The module in the framework's twin that prints its facts."""
+    """Names the module in the framework's twin that prints its facts."""
     return twin.MODULES[name].partition(".")[0] + ".inspect.probe"
 
 

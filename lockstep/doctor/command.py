@@ -15,7 +15,7 @@ from lockstep.train import autotune
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
+    """Adds the subcommand."""
     sub = add_command(
         commands, "doctor", _doctor,
         "Asks each framework, in a process of its own, what it sees. Reports which\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """One device as a framework, or the NVIDIA driver, sees it."""
+    """A device as a framework, or the NVIDIA driver, reports it."""
 
     name: str
     platform: str = "cpu"  # cpu, cuda, or the framework's own word for anything else
@@ -17,7 +17,7 @@ class DeviceReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """The answer of a twin's `probe.py`, or why there is none."""
+    """The answer of a twin's `probe.py`, or the reason why there is none."""
 
     name: str
     fault: str = ""  # a key of rules.REMEDIES; empty if it starts

@@ -21,7 +21,7 @@ def gather(*readers: Callable[[], Any]) -> dict[str, Any]:
 
 
 def fastest(call: Callable[[], Any]) -> float:
-    """Seconds of the quickest call after one that warms up."""
+    """Measures the seconds of the quickest call after one warm-up call."""
     call()
     end = time.perf_counter() + SECONDS
     best = timeit.timeit(call, number=1)

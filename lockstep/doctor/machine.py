@@ -45,7 +45,7 @@ def read() -> Machine:
 
 
 def versions(installed: Iterable[Distribution]) -> dict[str, str]:
-    """The version of each package of `PACKAGES`."""
+    """Returns the version of each package of `PACKAGES`."""
     found: dict[str, str] = {}
     for one in installed:  # in the order of sys.path: the first is the one that is imported
         name = _name(one).lower().replace("_", "-")
@@ -55,13 +55,13 @@ def versions(installed: Iterable[Distribution]) -> dict[str, str]:
 
 
 def _name(distribution: Distribution) -> str:
-    """Empty for one that is torn."""
+    """Returns a package's name; empty if its metadata is damaged."""
     has_name = "Name" in distribution.metadata
     return distribution.metadata["Name"] if has_name else ""
 
 
 def nvidia() -> tuple[str, tuple[DeviceReport, ...], str]:
-    """The driver's version, its GPUs, and its error; empty where there is none."""
+    """Returns the driver's version, its GPUs, and its error; empty without a driver."""
     about = DRIVER.read_text(encoding="utf-8") if DRIVER.exists() else ""
     loaded = re.search(r"  (\d+\.[\d.]+)  ", about)
     version = loaded[1] if loaded else ""
@@ -95,7 +95,7 @@ def _mib(text: str) -> int | None:
 
 
 def network_error() -> str:
-    """A port on the loopback device is opened and reached, and the machine's own name looked up."""
+    """Opens and reaches a port on the loopback device, and looks up the host name."""
     name = socket.gethostname()
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -21,14 +21,14 @@ FASTER = 0.8
 
 
 class Ability(NamedTuple):
-    """The way in which a framework can run a policy here."""
+    """How a framework can run a policy here."""
 
     state: str
     why: str = ""
 
 
 def table(facts: Facts, asked: str = "") -> dict[str, dict[str, Ability]]:
-    """policy -> framework -> ability: of every named policy, and of the one asked for."""
+    """Maps policy -> framework -> ability, for every named policy and the given one."""
     wanted = {policy: resolve(policy) for policy in dict.fromkeys([*POLICIES, asked]) if policy}
     off = facts.machine.environment.get("NVIDIA_TF32_OVERRIDE") == "0"
     return {
@@ -99,12 +99,12 @@ def _on_cuda(roles: Roles, capability: tuple[int, int]) -> Ability:
 
 
 def multiplied(able: Capabilities) -> list[str]:
-    """The kinds of `SINCE` that a device multiplies."""
+    """Lists the kinds of `SINCE` that a device multiplies."""
     return [kind for kind in SINCE if kind in able.half or (kind == "TF32" and able.tf32)]
 
 
 def lacks_kernels(framework: Framework) -> bool:
-    """True where torch has no binary for its device, and no PTX to compile for it."""
+    """Says if torch has neither a binary for its device nor PTX to compile for it."""
     device, kernels = framework.device, framework.cuda.get("kernels")
     if device is None or device.capability is None or not kernels:
         return False
@@ -117,7 +117,7 @@ def lacks_kernels(framework: Framework) -> bool:
 
 
 def tensor_cores(capability: tuple[int, int]) -> str:
-    """The dtypes that tensor cores of a compute capability multiply."""
+    """Lists the dtypes that tensor cores of a compute capability multiply."""
     able = Capabilities.of_cuda(capability)
     return ", ".join(multiplied(able)) if able.tensor_cores else "none"
 

@@ -87,7 +87,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _kinds(names: list[str]) -> Iterator[str]:
-    """The evidence of the developers' machines that the twins work on such devices."""
+    """Shows the developers' evidence that the twins work on each kind of device."""
     wide = max(len(text) for row in PROOF.values() for text in row.values())
     yield "  ".join(["--device", *(name.ljust(wide) for name in names)]).rstrip()
     for kind, row in PROOF.items():
@@ -95,7 +95,7 @@ def _kinds(names: list[str]) -> Iterator[str]:
 
 
 def _autotuned(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Lists the speeds that trainers have measured on this CPU, the framework's own being 1."""
+    """Lists the speeds that trainers have measured on this CPU, relative to the default."""
     if not found:
         return
     yield "--autotune: measured here; speeds, the framework's own way being 1"
@@ -127,7 +127,7 @@ def _findings(findings: list[Problem]) -> Iterator[str]:
 
 
 def _line(head: str, text: str) -> list[str]:
-    """Wrapped behind its head; nothing where there is nothing to say."""
+    """Wraps a line behind its head; returns nothing for an empty text."""
     return textwrap.wrap(text, WIDTH, initial_indent=f"  {head:<11} ", break_on_hyphens=False,
                          subsequent_indent=" " * 14)  # fmt: skip
 

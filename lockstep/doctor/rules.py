@@ -1,4 +1,4 @@
-"""Finds what is wrong here and its remedy: a rule for each problem."""
+"""Finds problems of this machine and their remedies: a rule for each problem."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ SLOW = 3  # times float32's: what is merely emulated takes 1.2
 
 
 class Problem(NamedTuple):
-    """error: this cannot work; warning: it works, but not as expected."""
+    """A problem: an error cannot work; a warning works, but not as expected."""
 
     severity: str
     what: str
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
 
 def findings(facts: Facts) -> list[Problem]:
-    """The findings of every rule."""
+    """Collects the findings of every rule."""
     found = [finding for rule in OF_MACHINE for finding in rule(facts)]
     for framework in facts.frameworks.values():
         found += [finding for rule in OF_FRAMEWORK for finding in rule(framework, facts)]
@@ -46,7 +46,7 @@ def findings(facts: Facts) -> list[Problem]:
 
 
 def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Problem]:
-    """Why a policy is not native in each framework."""
+    """Explains why a policy is not native in each framework."""
     for name, (state, why) in abilities.items():
         if state != NATIVE:
             severity = ERROR if state == UNSUPPORTED else WARNING
@@ -55,7 +55,7 @@ def of_policy(policy: str, abilities: dict[str, Ability]) -> Iterator[Problem]:
 
 
 def supported_version(name: str, facts: Facts) -> str:
-    """How to install a version of a framework that the twins support; "" if one is installed."""
+    """Returns the command that installs a supported version; "" if one is installed."""
     (least, below), found = SUPPORTED[name], facts.machine.packages.get(name)
     if found is None or least <= _numbers(found) < below:
         return ""
@@ -78,7 +78,7 @@ def driver(facts: Facts) -> Iterator[Problem]:
 
 
 def environment(facts: Facts) -> Iterator[Problem]:
-    """Variables under which a policy computes something else."""
+    """Finds environment variables that change what a policy computes."""
     given, jax = facts.machine.environment, facts.frameworks.get("jax")
     if "NVIDIA_TF32_OVERRIDE" in given and _has_gpu(facts):
         what = f"NVIDIA_TF32_OVERRIDE={given['NVIDIA_TF32_OVERRIDE']} overrides the trainers' "
@@ -109,7 +109,7 @@ def reports_facts(f: Framework, facts: Facts) -> Iterator[Problem]:
 
 
 def sees_gpu(f: Framework, facts: Facts) -> Iterator[Problem]:
-    """One that the driver or the other framework sees."""
+    """Finds a framework that does not see a GPU which the driver or the other one sees."""
     if not _has_gpu(facts) or not f.on("cpu"):
         return
     given = facts.machine.environment
@@ -156,7 +156,7 @@ def network(facts: Facts) -> Iterator[Problem]:
 
 
 def ranks(facts: Facts) -> Iterator[Problem]:
-    """A part of what a launcher sets, left over in the environment."""
+    """Finds an incomplete set of a launcher's variables in the environment."""
     found = facts.machine.environment
     for count, others in RANKS.items():
         missing = [name for name in others if name not in found]
@@ -188,5 +188,5 @@ def _probe_command(f: Framework) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
+    """Parses the leading numbers of a version: "2.13.0+cpu" -> (2, 13, 0)."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))

@@ -1,4 +1,4 @@
-"""The user's cache folder: what can be made again, and is not made twice."""
+"""The user's cache folder: files that can be made again."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """LOCKSTEP_CACHE, or `lockstep` in the folder that the system has for caches.
+    """Returns LOCKSTEP_CACHE, or `lockstep` in the system's folder for caches.
 
     Raises:
         OSError: none is named, and this user has no home.

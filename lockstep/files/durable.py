@@ -10,7 +10,7 @@ from lockstep.errors import UserError
 
 
 def replace(path: Path, text: str) -> None:
-    """Write `path` anew: a reader finds the former text or this one.
+    """Replace the content of `path` atomically: a reader finds the old text or the new one.
 
     Raises:
         OSError: it cannot be written; the former text stays, and nothing else.
@@ -30,7 +30,7 @@ def replace(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(what: str, remedy: str = "make room there") -> Iterator[None]:
-    """Make an OSError a UserError: a disk that is full by now is no bug.
+    """Turn an OSError into a UserError: a full disk is no bug.
 
     Args:
         what: the flag, if there is one, and the file or folder.
@@ -45,7 +45,7 @@ def writing(what: str, remedy: str = "make room there") -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """fsync of a file, or of the names in a folder."""
+    """Call fsync on a file, or on a folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,7 +55,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Waits for whoever else has it. A process that ends gives it back."""
+    """Holds a lock; waits for its holder. The system releases it when a process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -35,7 +35,7 @@ class TensorEntry(NamedTuple):
 
 
 class TensorFile:
-    """An open file; close it, or use it in a `with`."""
+    """An open safetensors file; close it, or use it in a `with`."""
 
     def __init__(self, path: Path, *, links: bool = True) -> None:
         """

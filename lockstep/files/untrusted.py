@@ -20,7 +20,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape of half a UTF-16 pair
 
 
 class Refused(ValueError):
-    """Why a file is not taken, to be put behind its name."""
+    """The reason why a file is refused, to follow its name in a message."""
 
 
 def open_regular(file: Path, *, limit: int | None = None, links: bool = False) -> BufferedReader:
@@ -59,7 +59,7 @@ def open_regular(file: Path, *, limit: int | None = None, links: bool = False) -
 
 
 def _is_hollow(descriptor: int, size: int) -> bool:
-    """Says if more than `HOLES` bytes were never written; that ends the search, too."""
+    """Says if more than `HOLES` bytes of a file were never written."""
     at = holes = 0
     while at < size and holes <= HOLES:
         try:
@@ -75,7 +75,7 @@ def _is_hollow(descriptor: int, size: int) -> bool:
 def read_json(
     file: Path, *, limit: int, links: bool = False, finite: bool = True
 ) -> dict[str, Any]:
-    """The object in a file of at most `limit` bytes; see `open_regular` and `parse_json`.
+    """Reads the object in a file of at most `limit` bytes; see `open_regular` and `parse_json`.
 
     Raises:
         Refused: it is no such file, or holds anything else.
@@ -93,7 +93,7 @@ def read_json(
 
 
 def parse_json(text: bytes, *, finite: bool = True) -> Any:
-    """JSON in UTF-8, with every key once, and, if they must be, every number finite.
+    """Parses JSON in UTF-8, with unique keys and, if required, finite numbers.
 
     Raises:
         Refused: anything else, and what is nested deeper than `DEPTH`.
@@ -116,7 +116,7 @@ def parse_json(text: bytes, *, finite: bool = True) -> Any:
 
 
 def _is_unicode(content: Any) -> bool:
-    """Says if every text in it can be written, printed and hashed."""
+    """Says if every text in a value can be written, printed and hashed."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -125,7 +125,7 @@ def _is_unicode(content: Any) -> bool:
 
 
 def _is_deeper(content: Any, depth: int) -> bool:
-    """Level by level: recursion would end where the interpreter's does."""
+    """Says if a value is nested deeper; goes level by level, because recursion has a limit."""
     level = [content] if type(content) in (list, dict) else []
     for _ in range(depth):
         inner = (each.values() if type(each) is dict else each for each in level)
@@ -148,7 +148,7 @@ def _integer(text: str) -> int:
 
 
 def _finite(text: str) -> float:
-    """Also of NaN and Infinity, which Python reads and JSON does not have."""
+    """Refuses NaN and Infinity, which Python reads and JSON does not have."""
     value = float(text)
     if not math.isfinite(value):
         raise Refused(f"invalid JSON: {text[:DIGITS]} is not finite")

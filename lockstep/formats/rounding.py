@@ -22,7 +22,7 @@ FLOAT8 = {E4M3.exponent: "float8_e4m3fn", E5M2.exponent: "float8_e5m2"}
 
 
 class Shared(NamedTuple):
-    """Numbers beside those that share a scale with them, and the scales."""
+    """Numbers grouped with those that share a scale, and the scales."""
 
     numbers: Array  # an axis more, of those that share one, after that of the sum
     scale: Array  # 1 in the further axis; of a tensor (1, 1), and no axis more
@@ -30,7 +30,7 @@ class Shared(NamedTuple):
 
 
 class RoundedOperand(NamedTuple):
-    """A product's operand: as float32, or as the device's own numbers and their scales."""
+    """An operand of a product: as float32, or in the device's format with scales."""
 
     numbers: Array  # (M, N)
     scale: Array | None = None  # of a tensor or its rows, as (1, 1), (M, 1) or (1, N)
@@ -55,11 +55,11 @@ class NeutralRounding(ABC):
 
     @abstractmethod
     def bits(self, x: Array) -> Array:
-        """The bits of float32, as int32."""
+        """Returns the bits of float32 numbers as int32."""
 
     @abstractmethod
     def number(self, bits: Array) -> Array:
-        """The float32 that has these bits."""
+        """Returns the float32 numbers with these bits."""
 
     @abstractmethod
     def cast(self, x: Array, kind: Any) -> Array:
@@ -67,27 +67,27 @@ class NeutralRounding(ABC):
 
     @abstractmethod
     def amax(self, x: Array, axis: int | None, *, keep: bool = True) -> Array:
-        """The maximum along an axis, or of all numbers; `keep` keeps the axes, of length 1."""
+        """Computes the maximum along an axis, or of all numbers; `keep` keeps axes of length 1."""
 
     @abstractmethod
     def units(self, history: Array, loss_scale: Any) -> Array:
-        """float32 (3,), beside a history: in what units the amaxes of x, weight and dy are.
+        """Returns float32 (3,) for a history: the units of the amaxes of x, weight and dy.
 
         The loss that is derived is scaled: dy is so many times that of the loss itself.
         """
 
     @abstractmethod
     def in_four_bits(self, x: Array) -> Array:
-        """Numbers of e2m1 in float32, as the device's own."""
+        """Converts e2m1 numbers from float32 to the device's format."""
 
     @abstractmethod
     def round_to(
         self, x: Array, to: Format, scale: Array | None = None, draws: Draws | None = None
     ) -> Array:
-        """float32 of any shape -> float32: the nearest of the numbers of a format times a scale."""
+        """Rounds float32 of any shape to the nearest number of a format times a scale."""
 
     def over_processes(self, x: Array) -> Array:
-        """The maximum over the processes of a run, where each has rows of its own."""
+        """Computes the maximum over the processes of a run, if each has its own rows."""
         return x
 
     # What follows from it.
@@ -102,7 +102,7 @@ class NeutralRounding(ABC):
         return self.xp.where(self.xp.isnan(x), x, rounded)
 
     def power_of_two(self, size: Array, rule: str, at_most: float) -> Array:
-        """The scale under which numbers up to `size` fit into those up to `at_most`."""
+        """Computes the power of two that scales numbers up to `size` to those up to `at_most`."""
         most = float32_bits(at_most)
         carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
         exponent = (self.bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
@@ -117,7 +117,7 @@ class NeutralRounding(ABC):
         draws: Draws | None = None,
         scale: Array | None = None,
     ) -> Array:
-        """float32 (M, N) -> what a matmul's operand in this format stands for.
+        """Quantizes float32 (M, N) as a matmul's operand in this format; returns float32.
 
         Args:
             axis: along which products are added up.
@@ -147,7 +147,7 @@ class NeutralRounding(ABC):
         *,
         native: bool = False,
     ) -> RoundedOperand:
-        """Does what `quantize` does; `native`: in the numbers that the device multiplies."""
+        """Quantizes as `quantize` does; `native`: to the device's own numbers."""
         if not native or to is None:
             return RoundedOperand(self.quantize(x, to, axis, draws, scale))
         if scale is not None:
@@ -165,11 +165,11 @@ class NeutralRounding(ABC):
         return RoundedOperand(fitting, scales)
 
     def fit(self, x: Array, to: Format) -> Array:
-        """Clips numbers and casts them to float8: past its largest number e4m3fn has NaN alone."""
+        """Clips numbers and casts them to float8: beyond its largest number e4m3fn has only NaN."""
         return self.cast(self.xp.clip(x, -to.largest, to.largest), FLOAT8[to.exponent])
 
     def share(self, x: Array, to: Format, axis: int) -> Shared:
-        """x (M, N), as `quantize` has it, with the scales that its numbers ask for."""
+        """Groups x (M, N) for `quantize`, and computes the scales of its groups."""
         axis %= x.ndim
         length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
         split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
@@ -182,7 +182,7 @@ class NeutralRounding(ABC):
         return Shared(numbers, *self.scale_twice(sizes, to))
 
     def scale_twice(self, sizes: Array, to: Format) -> tuple[Array, Array]:
-        """Each block's scale, rounded under the tensor's, and that; none becomes zero."""
+        """Rounds the blocks' scales under the tensor's scale, and returns both; none is zero."""
         largest = self.over_processes(sizes.max())
         whole = self.power_of_two(largest, "up", to.largest * E4M3.largest)
         scale = self.round_to(sizes * to.reciprocal, E4M3, whole)
@@ -191,7 +191,7 @@ class NeutralRounding(ABC):
     # Delayed scaling: a history (3, HISTORY) has the amaxes of x, weight and dy, the newest first.
 
     def scales(self, history: Array, loss_scale: Any) -> Array:
-        """A layer's scales (3,), powers of two; 1 where nothing is recorded yet."""
+        """Computes a layer's scales (3,), powers of two; 1 if no amax is recorded yet."""
         given = self.units(history, loss_scale)
         sizes = self.amax(history, 1, keep=False) * given
         operands = zip(sizes, DELAYED.operands)
@@ -200,7 +200,7 @@ class NeutralRounding(ABC):
         return self.xp.where(sizes > 0, self.xp.stack(known), one)
 
     def record(self, history: Array, found: Array, loss_scale: Any) -> Array:
-        """Puts the amaxes (3,) of one step before the others; what is not finite is no size."""
+        """Puts a step's amaxes (3,) first in the histories; non-finite ones are recorded as 0."""
         found = found / self.units(history, loss_scale)
         found = self.xp.where(self.xp.isfinite(found), found, 0)
         return self.xp.concatenate([found[:, None], history[:, :-1]], 1)

@@ -1,4 +1,4 @@
-"""Every format as data, and which of them each operand of a policy's matmuls has.
+"""A table of all formats, and the format of each operand of a policy's matmuls.
 
 Both twins and the reference read this table; none of them knows a format by name.
 """
@@ -41,12 +41,12 @@ class Format:
 
     @property
     def lowest(self) -> int:
-        """The exponent of the smallest normal number, which subnormal ones share."""
+        """Returns the exponent of the smallest normal number, which subnormal ones share."""
         return 2 - 2 ** (self.exponent - 1)
 
     @property
     def smallest(self) -> float:
-        """The smallest positive number."""
+        """Returns the smallest positive number."""
         return 2.0 ** (self.lowest - self.mantissa)
 
 
@@ -109,12 +109,12 @@ class Recipe:
 
     @property
     def bits(self) -> int:
-        """The bits of its widest operand, sign included."""
+        """Returns the bits of the widest operand, sign included."""
         return max(1 + f.exponent + f.mantissa for f in self.operands if f)
 
     @property
     def block(self) -> int:
-        """The size of which the axes of all operands must be multiples."""
+        """Returns the number of which the axes of all operands must be multiples."""
         return max((f.block for f in self.operands if f), default=1)
 
 

@@ -1,4 +1,4 @@
-"""How two programs' numbers are judged: findings, rules, noise, envelopes, tolerances.
+"""Judges two programs' numbers: findings, rules, noise, envelopes, tolerances.
 
 The ladder (`lockstep.parity`) and `lockstep check` judge by the same parts.
 """

@@ -1,4 +1,4 @@
-"""Two sets of tensors against each other."""
+"""Compares two sets of tensors."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ RESTARTS = 2  # from nearby weights: with the given ones three starts
 
 
 def norm_gap(a: np.ndarray, b: np.ndarray) -> float:
-    """The larger of the relative gaps in 2-norm and in maximum norm; 0 for two zeros.
+    """Returns the larger of the relative gaps in 2-norm and maximum norm; 0 for two zeros.
 
     Infinite where sizes differ, or what is not finite; such as the minus infinity of a mask.
     """
@@ -50,7 +50,7 @@ def noise_rule(
     *,
     rule: str = "gap over noise",
 ) -> list[Finding]:
-    """Below float64: each tensor's gap against the larger noise of the two programs.
+    """Judges each tensor's gap below float64, by the larger noise of the two programs.
 
     And their noises against each other: at the median tensor one is no wider than the other. Of the
     batches the median counts: in half precision a rounding that falls the other way moves few
@@ -131,7 +131,7 @@ def compare_ends(
     runs: Sequence[Perturbation],
     restarts: Sequence[Perturbation],
 ) -> list[Finding]:
-    """Below float64: two runs' last tensors against the ends of runs that were perturbed.
+    """Judges two runs' last tensors below float64, by the last tensors of perturbed runs.
 
     The noise is the largest of as many runs as an envelope's, so the bound is an envelope's. A
     difference must be one at the median of three starts, as that of two curves.
@@ -159,18 +159,18 @@ def compare_ends(
 
 
 def _gap(a: np.ndarray, b: np.ndarray) -> float:
-    """The relative gap in 2-norm; infinite where it is no number."""
+    """Returns the relative gap in 2-norm; infinite if it is NaN."""
     gap = float(relative_gaps(a[..., None], b[..., None])[0])
     return gap if np.isfinite(gap) else np.inf
 
 
 def stack(sets: list[Arrays]) -> Arrays:
-    """The tensors of several batches under one name, so that a norm is taken over all."""
+    """Joins the tensors of several batches, so that one norm covers all."""
     return {name: np.stack([arrays[name] for arrays in sets], axis=-1) for name in sets[0]}
 
 
 def changed_tensors(before: TrainState, after: TrainState) -> list[str]:
-    """The tensors whose values are no longer the same."""
+    """Returns the tensors whose values have changed."""
     now = after.tensors
     return [name for name, x in before.tensors.items() if not np.array_equal(x, now[name])]
 
@@ -180,6 +180,6 @@ def _norms(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def _of_one_alone(ours: Arrays, theirs: Arrays, rule: str, bound: float) -> list[Finding]:
-    """Tensors that the other program does not have."""
+    """Finds tensors that only one program has."""
     names = sorted(ours.keys() ^ theirs.keys())
     return [check_bound(rule, name, np.inf, bound, "one program alone has it") for name in names]

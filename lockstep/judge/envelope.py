@@ -1,4 +1,4 @@
-"""Rung 8's rule: two loss curves against the noise envelope of their programs."""
+"""Rung 8's rule: compares two loss curves by the noise envelope of their programs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ RESTARTS = 2  # from the first nudged weights: with the plain start three
 
 
 class Curves(Protocol):
-    """Numbers that a program's steps report, each (steps,)."""
+    """The numbers that a program's steps report, each (steps,)."""
 
     @property
     def loss(self) -> np.ndarray: ...
@@ -27,7 +27,7 @@ Train = Callable[[Perturbation], Curves]  # one whole run of a program; asked tw
 
 
 def curve_noise(kinds: Sequence[Roles], dtype: str = "float32") -> dict[str, Any]:
-    """Says what the noise of the curves of some policies is made of.
+    """Says how the noise of some policies' curves is made.
 
     The numbers of a narrow format fall the other way seldom, and by much (up to 1e-3 nats): of runs
     an ulp of float32 apart some meet none in all their steps; of runs one of bfloat16 apart all do
@@ -39,14 +39,14 @@ def curve_noise(kinds: Sequence[Roles], dtype: str = "float32") -> dict[str, Any
 
 
 def perturbations(dtype: str = "float32", *, permuted: bool = True) -> list[Perturbation]:
-    """The runs whose spread is the envelope."""
+    """Lists the perturbed runs whose spread is the envelope."""
     nudged = [Perturbation(weights=seed, dtype=dtype) for seed in range(NUDGED)]
     return [*nudged, *(Perturbation(rows=seed) for seed in range(PERMUTED * permuted))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All (steps,), from step 1."""
+    """A comparison of two curves; arrays are (steps,), from step 1."""
 
     gap: np.ndarray  # running maximum of |difference of the two losses|
     envelope: np.ndarray  # the largest running maximum among the perturbed runs
@@ -86,7 +86,7 @@ def compare_programs(
 
 
 def spread(train: Train, runs: Sequence[Perturbation]) -> np.ndarray:
-    """(steps,): the largest running maximum of a program's gap to itself."""
+    """Computes (steps,): the largest running maximum of a program's gap to itself."""
     plain = train(PLAIN).loss
     gaps = [np.abs(train(perturbation).loss - plain) for perturbation in runs]
     assert len(gaps) > 1, "one run is no envelope: gaps vary many-fold between seeds"
@@ -96,7 +96,7 @@ def spread(train: Train, runs: Sequence[Perturbation]) -> np.ndarray:
 def compare_curves(
     ours: np.ndarray, theirs: np.ndarray, envelope: np.ndarray, cap: float, *, exact: bool = False
 ) -> Comparison:
-    """max over t of M(t) / (env(t + 5) + 2 ulp(L)) <= 3, up to the horizon.
+    """Tests max over t of M(t) / (env(t + 5) + 2 ulp(L)) <= 3, up to the horizon.
 
     Args:
         ours, theirs: losses (steps,).

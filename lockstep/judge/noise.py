@@ -1,4 +1,4 @@
-"""How far a correct program parts from itself, measured where it is used.
+"""Measures the noise of a correct program: its gap to itself after tiny changes.
 
 Two correct programs round differently. By how much can be measured in one of them: move every
 weight by one ulp of float32, or permute the rows of each batch, and run it again. Whatever the
@@ -24,7 +24,7 @@ DISTURBANCE = 0.02  # of every weight
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation:
-    """A change of a program's input: by the seed, or not where that is None."""
+    """A change of a program's input, by seeds; a seed of None changes nothing."""
 
     weights: int | None = None
     rows: int | None = None
@@ -38,7 +38,7 @@ class Perturbation:
         return replace(state, params=nudged)
 
     def windows(self, windows: Batch) -> Batch:
-        """(S, N, B, T)"""
+        """Permutes the rows of windows (S, N, B, T), if there is a seed for rows."""
         if self.rows is None:
             return windows
         return stack_batches([permute_rows(window, self.rows) for window in windows.split()])
@@ -50,7 +50,7 @@ PLAIN = Perturbation()
 def nudge_weights(
     weights: Arrays, seed: int, dtype: str = "float32", *, rounded: bool = True
 ) -> Arrays:
-    """Every float32 weight moved by one ulp, up or down by a coin.
+    """Moves every float32 weight by one ulp, randomly up or down.
 
     With a half-precision `dtype`: rounded to it, up or down at random, the nearer the likelier.
     """
@@ -68,7 +68,7 @@ def nudge_weights(
 
 
 def disturb(weights: Arrays, generator: np.random.Generator) -> Arrays:
-    """Weights plus noise far above rounding: gains of one and biases of zero would hide bugs."""
+    """Adds noise far above rounding to weights: gains of one and biases of zero hide bugs."""
     return {
         name: weight + generator.normal(0, DISTURBANCE, weight.shape).astype(np.float32)
         for name, weight in weights.items()
@@ -76,7 +76,7 @@ def disturb(weights: Arrays, generator: np.random.Generator) -> Arrays:
 
 
 def permute_rows(window: Batch, seed: int) -> Batch:
-    """The rows of each micro-batch of (N, B, T) in another order."""
+    """Permutes the rows of each micro-batch of (N, B, T)."""
     generator, rows = np.random.Generator(np.random.Philox(key=[seed, 2])), window.tokens.shape[1]
     return stack_batches([batch.select(generator.permutation(rows)) for batch in window.split()])
 

@@ -15,7 +15,7 @@ from lockstep.config.policy import Roles
 
 
 def epsilon(dtype: str) -> float:
-    """The distance from 1 to the next larger number of a format."""
+    """Returns the distance from 1 to the next larger number of a format."""
     return float(ml_dtypes.finfo(np.dtype(dtype)).eps)
 
 

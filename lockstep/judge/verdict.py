@@ -1,4 +1,4 @@
-"""Verdicts of an instrument: equal, different, or that this configuration cannot tell."""
+"""Verdicts of a comparison: equal, different, or inconclusive in this configuration."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One statistic held against its tolerance."""
+    """A statistic compared with its tolerance."""
 
     rule: str
     where: str  # the tensor or the step that the figure belongs to
@@ -24,7 +24,7 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """How much of its tolerance the figure takes; a tolerance of zero allows nothing."""
+        """Returns the figure over its tolerance; a tolerance of zero allows nothing."""
         if self.bound > 0 and not math.isnan(self.figure):
             return self.figure / self.bound
         return 0.0 if self.figure == 0 else math.inf
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def worst(self) -> Finding:
-        """The finding that decides: the worst verdict, then the figure nearest its tolerance."""
+        """Returns the deciding finding: worst verdict, then the figure nearest its tolerance."""
         order = list(Verdict)
         return max(self.findings, key=lambda f: (order.index(f.verdict), f.share), default=NOTHING)
 
@@ -69,12 +69,12 @@ def median_finding(starts: list[Finding]) -> Finding:
 
 
 def empty(rule: str, where: str, wrong: list[str]) -> Finding:
-    """Equal if the list is empty."""
+    """Judges a list of differences: equal if it is empty."""
     return check_bound(rule, where, len(wrong), 0, ", ".join(wrong[:3]))
 
 
 def check_bound(rule: str, where: str, figure: float, bound: float, detail: str = "") -> Finding:
-    """Equal if the figure is at most the bound; a NaN is not."""
+    """Judges a figure: equal if it is at most the bound; NaN is not."""
     verdict = Verdict.EQUAL if figure <= bound else Verdict.DIFFERENT
     return Finding(
         rule=rule, where=where, figure=float(figure), bound=float(bound), verdict=verdict,

@@ -1,4 +1,4 @@
-"""Which attention a model runs."""
+"""Chooses the attention that a model runs."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,7 +10,7 @@ TILE, WIDE_TILE = 64, 32  # queries and keys of the float32 kernel at once; of w
 
 
 class AttentionChoice(NamedTuple):
-    """How attention is computed in one module, and the reason where that is a fallback."""
+    """The attention of one module, and the reason if it is a fallback."""
 
     name: str  # cudnn, triton, sdpa, blocks or reference (written out)
     blocks: int = 1  # of queries, each without the keys behind it, where it is written out
@@ -23,7 +23,7 @@ class AttentionChoice(NamedTuple):
 
 
 def wants_fused(config: PrecisionConfig) -> bool:
-    """Asked for, or left to us; strict numerics write attention out."""
+    """Says if a fused kernel is requested, or may be chosen; strict numerics use none."""
     return config.attention == "fused" or (config.attention == "auto" and not config.strict)
 
 
@@ -43,11 +43,11 @@ def query_blocks(context: int) -> int:
 
 
 def written_out_blocks(config: PrecisionConfig, context: int) -> int:
-    """Several where how attention is written out is left to us."""
+    """Counts the blocks of attention written out; several if the choice is left to us."""
     return query_blocks(context) if config.attention == "auto" and not config.strict else 1
 
 
 def block_edges(context: int, blocks: int) -> list[tuple[int, int]]:
-    """The first and the last query but one of each block."""
+    """Lists (start, stop) of each block of queries."""
     edges = [context * i // blocks for i in range(blocks + 1)]
     return list(pairwise(edges))

@@ -20,7 +20,7 @@ def per_token(model: ModelConfig) -> int:
 
 
 def of_run(config: Config) -> int:
-    """FLOPs of a run, which may train a part of the model."""
+    """Counts the FLOPs of a run, which may train a part of the model."""
     sizes = params.shapes(config.model)
     frozen = sizes.keys() - {*config.trained, "position.weight"}  # which `per_token` leaves out
     return per_token(config.model) - 2 * sum(math.prod(sizes[name]) for name in frozen)

@@ -56,7 +56,7 @@ def decays(name: str, patterns: str = "") -> bool:
 
 
 def intermediates(model: ModelConfig) -> list[str]:
-    """Names of the activations that both twins can show, in the order of the forward pass."""
+    """Names the activations that both twins can return, in the order of the forward pass."""
     inside = ("norm1", "attn", "norm2", "mlp")
     blocks = (
         [*(f"blocks.{i}.{part}" for part in inside), f"blocks.{i}"] for i in range(model.n_layer)
@@ -88,5 +88,5 @@ def norms_by_module(norms: Mapping[str, float], model: ModelConfig) -> dict[str,
 
 
 def count(model: ModelConfig) -> int:
-    """Parameters, a tied head counted once."""
+    """Counts the parameters; a tied head counts once."""
     return sum(math.prod(shape) for shape in shapes(model).values())

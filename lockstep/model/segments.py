@@ -1,4 +1,4 @@
-"""`--remat`: what the backward pass recomputes instead of keeping.
+"""`--remat`: the segments and counts of what the backward pass recomputes.
 
 none      keep everything
 sublayer  keep each sublayer's input (attention and mlp)
@@ -11,14 +11,14 @@ import math
 
 
 def segments(n_layer: int) -> list[range]:
-    """The layers of each segment of `--remat sqrt`: floor(√L) segments, the last the longest."""
+    """Lists the layers of each `--remat sqrt` segment: floor(√L) segments, the last the longest."""
     n = math.isqrt(n_layer)
     starts = [i * (n_layer // n) for i in range(n)]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], n_layer])]
 
 
 def recomputed(remat: str, n_layer: int, layer: int) -> tuple[int, int, int]:
-    """How often the backward pass runs a layer's (linear layers, attention, last linear) again.
+    """Counts how often the backward pass reruns a layer's (linears, attention, last linear).
 
     The last matmul of what is recomputed is not needed, nor is the last block of a segment, which
     is recomputed by itself.

@@ -20,7 +20,7 @@ def is_stacked(name: str) -> bool:
 
 
 def in_first_layer(name: str) -> str:
-    """blocks.mlp.up.weight -> blocks.0.mlp.up.weight"""
+    """Names the first layer's tensor: blocks.mlp.up.weight -> blocks.0.mlp.up.weight."""
     return STACKED.sub("blocks.0.", name)
 
 
@@ -37,7 +37,7 @@ def layer_names(name: str, x: Any) -> list[str]:
 
 
 def unstack(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives each layer of a stack a tensor of its own."""
+    """Splits a stack into one tensor per layer."""
     return {
         each: part
         for name, x in tensors.items()

@@ -1,4 +1,4 @@
-"""The state that training changes, and the one that it starts from."""
+"""The training state, and its initial value."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +15,7 @@ TENSORS = ("params", "mu", "nu", "amaxes")
 
 
 class Part(NamedTuple):
-    """Which process of a run holds these pieces of its state."""
+    """The process of a run that holds these pieces of its state."""
 
     rank: int
     processes: int  # how many there are
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Everything a run needs to go on, in canonical names and layouts.
+    """Everything that a run needs to continue, in canonical names and layouts.
 
     Weights and moments have the policy's param dtype; frozen weights have no moments. Where `part`
     is not None, they are the pieces that one process writes, named by
@@ -52,7 +52,7 @@ class TrainState:
 
     @property
     def tensors(self) -> Arrays:
-        """All tensors, by field and name, as "mu head.weight"."""
+        """Returns all tensors by field and name, as "mu head.weight"."""
         return {f"{part} {name}": x for part in TENSORS for name, x in getattr(self, part).items()}
 
 

@@ -9,7 +9,7 @@ Key = tuple[int, int]
 
 
 def threefry2x32(key: Key, high: Any, low: Any) -> tuple[Any, Any]:
-    """20 rounds on a pair of 32-bit words, or of arrays of them in int64; JAX's bit for bit."""
+    """Runs 20 rounds on a pair of 32-bit words, or arrays of them in int64; bits equal JAX's."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
     high, low = (high + keys[0]) & MASK32, (low + keys[1]) & MASK32
     for group in range(5):
@@ -40,10 +40,10 @@ def encrypt(key: Key, high: Any, low: Any) -> None:
 
 
 def _signed(word: int) -> int:
-    """The int32 of the same 32 bits."""
+    """Returns the int32 with the same 32 bits."""
     return (word + 2**31) % 2**32 - 2**31
 
 
 def fold_in(key: Key, number: int) -> Key:
-    """`jax.random.fold_in`: a new key from a key and a number below 2**32."""
+    """Folds a number below 2**32 into a key, as `jax.random.fold_in` does."""
     return threefry2x32(key, 0, number)

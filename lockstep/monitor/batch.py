@@ -1,4 +1,4 @@
-"""`lockstep batch`: what a step was trained on, decoded, with its masks."""
+"""`lockstep batch`: the decoded batch of a step, with its masks."""
 
 import argparse
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from lockstep.weights import about
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
+    """Adds the subcommand."""
     sub = add_command(
         commands, "batch", _batch,
         "Shows the rows of a step's batch: [[...]] counts as targets; without\n"
@@ -73,7 +73,7 @@ def _rows(config: Config, batch: Batch, words: Tokenizer | None, rank: int | Non
 def _decode(
     tokens: np.ndarray, targets: np.ndarray, counts: np.ndarray, words: Tokenizer | None
 ) -> str:
-    """The tokens and the last target, which no token shows."""
+    """Decodes the tokens and the last target, which is no row's token."""
     whole = np.append(tokens, targets[-1:][counts[-1:]])
     counts = np.append(False, counts)[: len(whole)]
     if words is None:

@@ -1,4 +1,4 @@
-"""A run that is there, read: its config, its curves, its sample."""
+"""A stored run: its config, its curves, its sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def read_sample(run: Path) -> str:
 
 
 def differences(histories: Sequence[History]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, each with every run's value."""
+    """Lists the settings in which runs differ, with every run's value."""
     given = [_settings(history.record) for history in histories]
     names = list(dict.fromkeys(name for each in given for name in each))
     values = [(name, [each.get(name, "") for each in given]) for name in names]
@@ -96,7 +96,7 @@ def are_one_experiment(a: Config, b: Config) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The place at which two runs' losses part, over the steps that both have."""
+    """The step at which two runs' losses part, over the steps that both have."""
 
     steps: np.ndarray
     ours: np.ndarray
@@ -107,7 +107,7 @@ class Parting:
         return np.abs(self.ours - self.theirs)
 
     def first_beyond(self, nats: float) -> int | None:
-        """The first step whose gap is larger; a loss that is not finite is beyond any."""
+        """Finds the first step whose gap is larger; a non-finite loss exceeds any gap."""
         beyond = np.flatnonzero(~(self.gap <= nats))
         return int(self.steps[beyond[0]]) if len(beyond) else None
 

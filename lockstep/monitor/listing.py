@@ -1,4 +1,4 @@
-"""The runs in a folder, each in a line: read from the end of its log, so that many are quick."""
+"""The runs in a folder, a line each: it reads only the end of a log, so many runs are fast."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ HEAD = ("run", "framework", "model", "policy", "steps", "loss", "state")
 
 
 def find(folder: Path) -> list[Path]:
-    """The runs in a folder, by name.
+    """Finds the runs in a folder, by name.
 
     Raises:
         UserError: the folder cannot be read.
@@ -25,7 +25,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def summarize(run: Path) -> list[str]:
-    """A cell for each of HEAD.
+    """Makes the cells of a run's line, one for each of HEAD.
 
     Raises:
         UserError: its files are not as this version reads them.

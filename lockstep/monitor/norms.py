@@ -1,4 +1,4 @@
-"""A run's gradient norms as charts: by what kind of module they are of, and by layer."""
+"""Charts of a run's gradient norms: by kind of module, and by layer."""
 
 import math
 import re

@@ -27,7 +27,7 @@ SKIPS = 20  # steps that are listed
 
 
 def page(histories: Sequence[History], gaps: Sequence[Gap]) -> str:
-    """Names, settings and samples are untrusted: every text is escaped."""
+    """Makes the page; names, settings and samples are untrusted, so every text is escaped."""
     count = f"{len(histories)} run{'s' * (len(histories) > 1)}"
     differing = differences(histories)
     parts = [

@@ -1,4 +1,4 @@
-"""Checkpoints that nobody needs any more: those that are older than the last good one."""
+"""Checkpoints to delete: those older than the last good one."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def find_surplus(run: Path) -> Surplus:
 
 
 def remove(surplus: Surplus) -> None:
-    """Delete them, with the run's lock held, so that nobody begins to train it.
+    """Delete checkpoints while holding the run's lock, so that no trainer starts.
 
     Raises:
         UserError: somebody trains it by now, or it cannot be written.

@@ -15,7 +15,7 @@ from lockstep.run import directory
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
+    """Adds the subcommand."""
     sub = add_command(
         commands, "report", _report,
         "Writes one self-contained HTML file: curves, gaps, loss scale, throughput,\n"

@@ -1,4 +1,4 @@
-"""`lockstep runs`: lists the runs in a folder, compares two, deletes what nobody needs."""
+"""`lockstep runs`: lists the runs in a folder, compares two, deletes old checkpoints."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from lockstep.run import directory
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
+    """Adds the subcommand."""
     sub = add_command(
         commands, "runs", _runs,
         "Lists the runs in a folder: running, finished, stopped (its last step is\n"
@@ -63,7 +63,7 @@ def _list(folder: Path) -> None:
 
 
 def compare(a: History, b: History) -> list[str]:
-    """Their settings, and where their losses part."""
+    """Compares two runs' settings, and finds where their losses part."""
     rows = [["setting", a.name, b.name], *([n, *v] for n, v in history.differences([a, b]))]
     lines = listing.in_columns(rows) if len(rows) > 1 else ["their settings are the same"]
     lines += history.describe_parting(history.part(a, b))

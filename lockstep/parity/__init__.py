@@ -1,1 +1,1 @@
-"""The instruments of the parity ladder, on the `Twin` protocol alone: they name no framework."""
+"""The comparisons of the parity ladder; they use only the `Twin` protocol, no framework."""

@@ -1,4 +1,4 @@
-"""Rung 7: one decision a step, GradScaler's."""
+"""Rung 7: GradScaler's decisions, one per step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Automaton:
 
 
 def find_strays(config: Config, start: TrainState, run: Steps) -> dict[str, list[str]]:
-    """Finds what of a run does not follow from its start and from which steps were skipped.
+    """Finds values of a run that do not follow from its start and its skipped steps.
 
     Returns: a rule -> the steps, or the counters at the end, that break it.
     """
@@ -64,7 +64,7 @@ def find_strays(config: Config, start: TrainState, run: Steps) -> dict[str, list
 
 
 def loss_scale(case: Case) -> Iterator[Finding]:
-    """Overflows in chosen micro-batches: scales, skips, rates and counts are the automaton's."""
+    """Injects overflows in chosen micro-batches; compares scales, skips, rates and counts."""
     overflowing = case.pair.overflowing
     assert overflowing, "this pair has no way to overflow"
     # From 2 it soon falls below 1, where jmp's own floor is and GradScaler has none.
@@ -90,7 +90,7 @@ def loss_scale(case: Case) -> Iterator[Finding]:
 
 
 def _lone_overflows(case: Case) -> Iterator[Finding]:
-    """An overflow in one tensor's gradient alone: the step is skipped as any other."""
+    """Injects an overflow into one tensor's gradient; the step must be skipped."""
     window = case.windows(1)
     start = case.pair.initial(case.config)
     scale = largest_scale(case.a, case.config, start, window) / 4  # a margin for the other side
@@ -104,14 +104,14 @@ def _lone_overflows(case: Case) -> Iterator[Finding]:
 
 
 def largest_scale(side: Side, config: Config, state: TrainState, window: Batch) -> float:
-    """The largest power of two under which a step is not skipped."""
+    """Finds the largest power of two under which a step is not skipped."""
     repeated = window.select(np.zeros(STEPS, int))
     seen = side.steps(config, replace(state, loss_scale=2.0**30), repeated)
     return float(seen.loss_scale[np.argmin(seen.skipped)])
 
 
 def choose(steps: int, accum: int, seed: int) -> np.ndarray:
-    """bool (S, N): about a third of the steps overflow, each in one or more micro-batches."""
+    """Chooses micro-batches, bool (S, N), so that about a third of the steps overflow."""
     generator = np.random.Generator(np.random.Philox(key=[seed, 4]))
     chosen = generator.random((steps, accum)) < 1 - (2 / 3) ** (1 / accum)
     chosen[2] = [False] * (accum - 1) + [True]  # one at least, and not in the first micro-batch

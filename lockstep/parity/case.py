@@ -1,4 +1,4 @@
-"""One pair under one config: where the rungs start from, and what they feed."""
+"""A pair of twins under one config, with the states and batches of the rungs."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,13 +32,13 @@ class Case:
 
     @property
     def compute(self) -> str:
-        """The dtype that rounds."""
+        """Returns the dtype that rounds."""
         roles = self.config.precision.roles
         return roles.grads or roles.compute
 
     @property
     def rounding(self) -> str:
-        """The dtype whose ulp moves the weights of the noise."""
+        """Returns the dtype whose ulp perturbs the weights for the noise."""
         return "float32" if self.pair.same_roundings else self.compute
 
     @property
@@ -73,7 +73,7 @@ class Case:
 
     @cached_property
     def perturbed(self) -> TrainState:
-        """Initial weights plus noise, at step 0."""
+        """Makes the state of initial weights plus noise, at step 0."""
         seed = self.config.optim.seed + self.seed
         state = self.pair.initial(self.config.replace(seed=seed))
         generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
@@ -88,7 +88,7 @@ class Case:
 
     @cached_property
     def trained(self) -> TrainState:
-        """The state after some steps of `a` in float32: with moments, past Adam's start."""
+        """Trains `a` some steps in float32; the state has moments, past Adam's start."""
         plain = self.config.replace(
             policy="fp32", accum=1, remat="none", loss_chunks="1", dropout=0.0, numerics="strict"
         )

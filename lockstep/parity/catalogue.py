@@ -1,4 +1,4 @@
-"""The planted bugs: what each is, in which twin, where it shows, and which rung must catch it.
+"""The planted bugs: each with its twin, the config that shows it, and the rung that catches it.
 
 The bugs themselves stand in `mutants/`, under the same names. Most are mistakes that somebody has
 made in code that trained; the graded ones take a size (`--bug norm-eps=2e-5`).
@@ -374,7 +374,7 @@ GRADED = [bug.name for bug in BUGS if bug.size is not None]
 
 
 def find(text: str) -> Bug:
-    """The bug of NAME or, if it is graded, of NAME=SIZE.
+    """Finds the bug of NAME or, if it is graded, of NAME=SIZE.
 
     Raises:
         UserError: there is none, or its size is no number.

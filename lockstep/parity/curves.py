@@ -47,7 +47,7 @@ Locate = Callable[[Side, Side, Config], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class CurveRun:
-    """Numbers that one whole run reported, each (steps,); of a logged run the losses alone."""
+    """The numbers that a whole run reported, each (steps,); a logged run has only losses."""
 
     loss: np.ndarray
     loss_scale: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -55,7 +55,7 @@ class CurveRun:
 
 
 class CurveProgram:
-    """An operand that trains: each perturbation once."""
+    """An operand that trains each perturbation once."""
 
     def __init__(self, operand: Operand, pair: Pair, variant: str = "") -> None:
         self.operand, config = operand, operand.config
@@ -78,7 +78,7 @@ class CurveProgram:
         return self.runs[perturbation]
 
     def record(self) -> dict[str, Any]:
-        """The operand and its runs, the plain one first, for curves.json."""
+        """Writes the operand and its runs, the plain one first, for curves.json."""
         config, runs = self.operand.config.to_json(), self.runs.values()
         curves = {name: [getattr(run, name).tolist() for run in runs] for name in CURVES}
         operand = {"name": self.operand.name, "framework": self.operand.framework}
@@ -131,7 +131,7 @@ def run(
 
 
 def judge(ours: CurveProgram, theirs: CurveProgram) -> Comparison:
-    """Rung 8's rule by the policies: float64 has an absolute tolerance, the others the envelope."""
+    """Judges by rung 8's rule: float64 has an absolute tolerance, other policies the envelope."""
     policies = [r for p in (ours, theirs) for r in p.operand.config.precision.kinds]
     if any(roles.compute != "float64" for roles in policies):
         cap = max(map(envelope_cap, policies))
@@ -152,7 +152,7 @@ def judge(ours: CurveProgram, theirs: CurveProgram) -> Comparison:
 def write(
     result: Comparison, programs: dict[str, CurveProgram], compared: list[str], out: Path
 ) -> list[Path]:
-    """curves.json, and the plot where matplotlib is installed.
+    """Writes curves.json, and the plot if matplotlib is installed.
 
     Raises:
         UserError: they cannot be written.
@@ -194,7 +194,7 @@ def print_result(
 
 
 def summarize(result: Comparison, losses: Mapping[str, Sequence[float] | np.ndarray]) -> list[str]:
-    """Says what a reader would look for in the picture: where they part, and where they end."""
+    """Describes the picture: where the curves part, and where they end."""
     lines = []
     beyond = np.flatnonzero(~(result.gap <= result.allowed)[: result.horizon])
     if result.finding.verdict is Verdict.DIFFERENT and len(beyond):
@@ -211,7 +211,7 @@ def require_same_masks(operand: Operand) -> None:
 
 
 def find_operand(bug: catalogue.Bug, a: Operand, b: Operand) -> Operand:
-    """The operand that gets the bug: the one of its framework, B where both are."""
+    """Finds the operand that gets the bug: the one of its framework; B if both are."""
     found = next((x for x in (b, a) if x.framework == bug.framework), None)
     remedy = f"is a bug of {bug.framework}; make one operand {bug.framework}:POLICY"
     require(found is not None and found.losses is None, "--bug", bug.name, remedy)

@@ -21,7 +21,7 @@ LEAST_TIME = 1e-4  # of a step; what an island costs that costs nothing
 
 
 def choose(framework: str, config: Config, *, budget: float = 0.0, error: float = 0.0) -> str:
-    """Measure in one framework, in a process of its own, and return the patterns of the islands.
+    """Measure in one framework, in a separate process, and return the islands' patterns.
 
     Args:
         budget: the most time that the islands may cost, as a share of a step; or 0.
@@ -80,7 +80,7 @@ def _choose(side: Side, config: Config, budget: float, error: float) -> str:
 
 
 def shorten(chosen: Sequence[str], modules: Sequence[str]) -> str:
-    """Name modules in their order, by a kind's pattern where all of its kind are chosen."""
+    """Name modules in order; if all of a kind are chosen, by the kind's pattern."""
     left = {islands.kind(name) for name in modules if name not in chosen}
     in_order = [name for name in modules if name in chosen]
     named = (name if islands.kind(name) in left else islands.kind(name) for name in in_order)

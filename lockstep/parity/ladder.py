@@ -1,4 +1,4 @@
-"""The rungs in order, where each can stand, and the climb."""
+"""The rungs in order, the configs to which each applies, and the climb."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Rung:
     lacks: Callable[[Case], str] = _always  # why it cannot stand here, or ""
 
     def not_run(self, case: Case) -> str:
-        """Why it cannot stand here, or ""."""
+        """Returns the reason why a rung does not apply here, or ""."""
         if (case.config.mesh.size > 1) != (self.number == WORLDS):
             return "one device" if self.number == WORLDS else f"several devices: rung {WORLDS}"
         return self.lacks(case)
@@ -82,7 +82,7 @@ def climb(rung: Rung, case: Case) -> Outcome:
 
 
 def verdict(rung: Rung, case: Case) -> Verdict:
-    """The verdict, without what would be computed after the first difference."""
+    """Computes the verdict, and stops at the first difference."""
     verdicts = set[Verdict]()
     for finding in rung.climb(case):
         verdicts.add(finding.verdict)

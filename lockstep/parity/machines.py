@@ -1,4 +1,4 @@
-"""Other machines, simulated on this one: limits on instructions, threads, another JAX.
+"""Simulates other machines on this one: limits on instructions, threads, another JAX.
 
 XLA, ATen, oneDNN and MKL choose their kernels, and with them the order of their sums, by what the
 CPU has. ATen takes a limit for what there is: above that of this CPU it would crash.
@@ -14,7 +14,7 @@ MKL = {"sse": "SSE4_2", "avx": "AVX", "avx2": "AVX2", "avx512": "AVX512"}
 
 
 def limit(isa: str, threads: int) -> dict[str, str]:
-    """The environment in which the best instructions are of one family."""
+    """Makes the environment in which the best instructions are of one family."""
     limits = {
         "XLA_FLAGS": f"--xla_cpu_max_isa={XLA_ISA[isa]}",
         "ATEN_CPU_CAPABILITY": ATEN[isa],

@@ -1,4 +1,4 @@
-"""The small config that the ladder is climbed in, and the factors that vary in it."""
+"""The small config of the ladder, and the factors that vary in it."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 
 def config(row: Row, device: str) -> Config:
-    """The configuration of a row of the matrix, or of any flags over `SMALL`, without windows.
+    """Makes the config of a row of the matrix, or of any flags over `SMALL`, without windows.
 
     Layers are two, for the sake of the compiler; scanned ones four where remat sqrt is to have two
     segments. Only float64 has dropout: a permuted batch, of which the noise envelope is made, has

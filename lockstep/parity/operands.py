@@ -27,7 +27,7 @@ class Operand:
 
 
 def parse(text: str, flags: dict[str, Any]) -> Operand:
-    """FRAMEWORK:POLICY[:OPTION...] under the common flags, or the path of a run.
+    """Parses FRAMEWORK:POLICY[:OPTION...] under the common flags, or the path of a run.
 
     Raises:
         UserError: neither of the two, or the run's log has gaps.
@@ -62,7 +62,7 @@ def parse(text: str, flags: dict[str, Any]) -> Operand:
 
 
 def read_losses(run: Path) -> np.ndarray:
-    """float64 (steps,): the losses of a run's log, from step 1; NaN where the log has null."""
+    """Reads a run's losses, float64 (steps,), from step 1; NaN where the log has null."""
     rows = [row for row in runlog.rows(run / "log.jsonl") if row["kind"] == "train"]
     steps = [row["step"] for row in rows]
     losses = [np.nan if row["loss"] is None else row["loss"] for row in rows]

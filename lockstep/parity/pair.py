@@ -1,4 +1,4 @@
-"""Facts that a rung needs of the two implementations that it compares."""
+"""The facts about two implementations that a rung needs to compare them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ def _all(config: Config, grads: Arrays) -> Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two implementations of one thing, and what to feed them.
+    """Two implementations of one model, and their inputs.
 
     Args:
         modules: framework -> a module with `build(config) -> Twin`.
@@ -112,7 +112,7 @@ def _with_truth(config: Config, grads: Arrays) -> Arrays:
 
 
 def _overflowing(config: Config, windows: Batch, chosen: np.ndarray) -> Overflowing:
-    """One token's embedding is infinite, and stands in the chosen micro-batches alone.
+    """Makes one token's embedding infinite, and uses it only in the chosen micro-batches.
 
     Untied: as a row of the head it would be in every micro-batch's logits.
     """
@@ -138,7 +138,7 @@ def _magnified(state: TrainState) -> dict[str, TrainState]:
 
 
 def _offset(state: TrainState) -> TrainState:
-    """16 on every position, or embedding: E[x^2] - E[x]^2 then loses what two passes keep.
+    """Adds 16 to every position or embedding: E[x^2] - E[x]^2 then loses digits.
 
     Not on embeddings where there are positions: a tied head would have to cancel them.
     """
@@ -163,5 +163,5 @@ WINDOWS = {"plain": _window, "masked": _masked, "packed": _packed}
 
 
 def gpt(row: dict[str, Any]) -> Pair:
-    """Our twins, with the windows that a row of the matrix asks for."""
+    """Makes the pair of our twins, with the windows of a row of the matrix."""
     return replace(GPT, window=WINDOWS[row.get("windows", "plain")])

@@ -1,4 +1,4 @@
-"""The picture of a comparison: both curves, their gap against the envelope, the loss scale."""
+"""Plots a comparison: both curves, their gap against the envelope, the loss scale."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ STYLES = {"a": "-", "b": "--", "sick": ":"}
 
 
 def draw(content: dict[str, Any], path: Path) -> None:
-    """Write a PNG from what curves.json holds.
+    """Write a PNG from the content of curves.json.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -44,14 +44,14 @@ def healthy() -> dict[str, Side]:
 
 
 def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
-    """The healthy twin first: oracle, trained weights and envelope are its."""
+    """Puts the sound twin first: it gives oracle, trained weights and envelope."""
     (other,) = (side for name, side in others.items() if name != sick.framework)
     config = matrix.config({"steps": STEPS, **row}, device)
     return Case(pair=gpt(row), a=other, b=sick, config=config)
 
 
 def caught(case: Case, rungs: Iterable[Rung]) -> dict[str, str]:
-    """Rung number -> verdict, of those that can stand here."""
+    """Returns rung number -> verdict, for the rungs that apply here."""
     verdicts: dict[str, str] = {}
     for rung in rungs:
         if not rung.not_run(case):
@@ -76,18 +76,18 @@ def examine_sound(bug: Bug, others: dict[str, Side], device: str) -> Verdict:
 
 
 def controls(bugs: Iterable[Bug]) -> dict[str, Bug]:
-    """A bug for each distinct rung and flags, which stands for all that have them."""
+    """Picks one bug for each distinct rung and flags."""
     return {control_name(bug): bug for bug in reversed([*bugs])}
 
 
 def control_name(bug: Bug) -> str:
-    """The rung and the flags under which the sound pair is to be equal."""
+    """Names the rung and the flags under which the sound pair must be equal."""
     flags = (f"{name}={value}" for name, value in sorted(bug.flags.items()))
     return " ".join([str(bug.rung), *flags])
 
 
 def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> float | None:
-    """The smallest size, to a factor of 2, that some rung calls different; None if none is."""
+    """Finds the smallest size, to a factor of 2, that some rung calls different, or None."""
     bug = catalogue.BY_NAME[name]
     row = {**bug.flags, "policy": policy, "accum": 1, "remat": "none"}
     if policy != "fp64":
@@ -139,7 +139,7 @@ def run(names: list[str], device: str, out: Path | None, say: Callable[[str], No
 
 
 def grade(device: str, out: Path | None, say: Callable[[str], None]) -> None:
-    """Prints how small the graded bugs can be and still be seen."""
+    """Prints the smallest detected size of each graded bug."""
     others = healthy()
     with closing_all(others.values()):
         require_devices(others.values(), device)
@@ -160,6 +160,6 @@ def _put(out: Path | None, row: results.Row) -> None:
 
 
 def mark(verdict: str | None) -> str:
-    """x caught, ? inconclusive, . not caught, ! crashed, nothing where the rung cannot stand."""
+    """Marks a verdict: x caught, ? inconclusive, . not caught, ! crashed, empty: does not apply."""
     marks = {None: "", "equal": ".", "inconclusive": "?", CRASH: "!", "different": "x"}
     return marks[verdict]

@@ -34,7 +34,7 @@ WIDER = {"sublayer": "none", "block": "sublayer", "sqrt": "block", "dots": "none
 
 
 def contract(case: Case) -> Iterator[Finding]:
-    """Compares what goes in with what comes out, by name, and the rates with the table."""
+    """Compares a loaded state with the returned one, by name, and the rates with the table."""
     counters, last = {"step": 7, "updates": 5}, case.config.optim.steps
     if case.config.precision.roles.loss_scaling:
         counters |= {"loss_scale": 64, "good_steps": 3}
@@ -55,7 +55,7 @@ def contract(case: Case) -> Iterator[Finding]:
 
 
 def activations(case: Case) -> Iterator[Finding]:
-    """Every named intermediate, the evaluation, and the logits of prefixes; in float64 the loss."""
+    """Compares every named intermediate, evaluation and logits of prefixes; in float64 the loss."""
     plain, batches, starts = _plain(case), case.batches(BATCHES), case.starts
     windows = case.windows(WINDOWS)
     if case.exact and case.pair.offset:
@@ -80,7 +80,7 @@ def activations(case: Case) -> Iterator[Finding]:
 
 
 def gradients(case: Case) -> Iterator[Finding]:
-    """Compares gradients of the program that trains; and, traced, those of the intermediates."""
+    """Compares gradients of the training program, and traced gradients of intermediates."""
     plain, one, batches = _plain(case), case.config.replace(accum=1), case.batches(BATCHES)
     # The tapped program has no chunks of the loss: a sum of parts, each rounded, rounds elsewhere.
     rounding = case.compute if case.config.chunks > 1 else "float32"
@@ -108,7 +108,7 @@ def gradients(case: Case) -> Iterator[Finding]:
 
 
 def one_step(case: Case) -> Iterator[Finding]:
-    """Parameters and both moments after one update.
+    """Compares parameters and both moments after one update.
 
     The first moment is the SGD run that AdamW, which hides scale, needs beside it. In float64 also
     with gradients clipped so small that Adam's epsilon and its place show; elsewhere clipped only
@@ -122,12 +122,12 @@ def one_step(case: Case) -> Iterator[Finding]:
 
 
 def compare_update(case: Case, config: Config, state: TrainState) -> list[Finding]:
-    """Compares what one step makes of a state; below float64 the first moments alone."""
+    """Compares a state after one step; below float64 only the first moments."""
     return _compare(case, _updates(case, config), state)
 
 
 def accumulation(case: Case) -> Iterator[Finding]:
-    """N micro-batches are one batch of N times the rows: in each program, and across.
+    """Compares N micro-batches with one batch of N times the rows, in each program and across.
 
     A sum of N parts, each rounded, rounds elsewhere than one sum: the noise of split against whole
     is that of the compute dtype's own rounding.
@@ -148,7 +148,7 @@ def accumulation(case: Case) -> Iterator[Finding]:
 
 
 def remat(case: Case) -> Iterator[Finding]:
-    """Compares what is recomputed with what was computed, dropout and all; and less is kept.
+    """Compares recomputed values with the first ones, under dropout; and checks the memory.
 
     Masks, bytes and FLOPs are a matter of the program, not of its dtypes: float64 sees them.
     """
@@ -156,8 +156,9 @@ def remat(case: Case) -> Iterator[Finding]:
     windows = case.windows(_windows(case), config)
 
     def gradient(config: Config, side: Side, state: TrainState) -> Arrays:
-        """Measures what a step goes by: Adam's first update is nearly its sign, which rounding
-        flips."""
+        """Measures the gradient of a step: Adam's first update is nearly its sign, which rounding
+        flips.
+        """
         if not case.exact:
             return side.first_moments(config, state, windows)
         steps = side.steps(config, state, windows)
@@ -188,7 +189,7 @@ def same_flops(case: Case) -> Finding:
 
 
 def kept_bytes(case: Case, side: Side) -> Finding:
-    """Memory against that of the next wider mode, on a deep model where activations weigh most."""
+    """Compares memory with that of the mode that keeps more, on a deep model."""
     mode = case.config.execution.remat
     deep = case.replace(accum=1, dropout=0.0, **DEEP)
     window, state = deep.windows(1).select(0), deep.pair.initial(deep.config)
@@ -203,13 +204,13 @@ def kept_bytes(case: Case, side: Side) -> Finding:
 
 
 def _plain(case: Case) -> Config:
-    """Drops what a trace does not depend on, so that cases share their answers."""
+    """Drops settings that do not change a trace, so that cases share their answers."""
     plain = {"accum": 1, "remat": "none", "layers": "unroll", "loss_chunks": "1", "dropout": 0.0}
     return case.config.replace(**plain)
 
 
 def _moved(start: TrainState, end: TrainState) -> list[str]:
-    """Weights without moments that are not the very same any more."""
+    """Finds weights without moments whose bits have changed."""
     frozen = start.params.keys() - start.mu.keys()
     same = [np.array_equal(start.params[n].astype(end.params[n].dtype), end.params[n])
             for n in sorted(frozen)]  # fmt: skip
@@ -217,7 +218,7 @@ def _moved(start: TrainState, end: TrainState) -> list[str]:
 
 
 def _number(state: TrainState) -> TrainState:
-    """Every element another number, all exact in float32."""
+    """Fills a state with different numbers, all exact in float32."""
     count, fields = 0, dict[str, Any]()
     for field in TENSORS:
         numbered = {}
@@ -244,7 +245,7 @@ def _windows(case: Case) -> int:
 
 
 def _updates(case: Case, config: Config, windows: Batch | None = None) -> Any:
-    """(side, state) -> all that one step makes; below float64 the first moments it leaves.
+    """Measures (side, state) -> the state after one step; below float64 only its first moments.
 
     From moments that were zero they are (1 - beta1) times each window's gradient, which SGD would
     go by. Added to an old moment, its error would drown in their rounding.

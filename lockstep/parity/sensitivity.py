@@ -55,7 +55,7 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
 
 
 def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:
-    """The configuration in which errors are measured.
+    """Makes the configuration in which errors are measured.
 
     Raises:
         UserError: the policy has nothing to keep in float32.
@@ -69,7 +69,7 @@ def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:
 
 
 def error_of(side: Side, case: Case) -> Callable[[list[str]], Errors]:
-    """Modules that are islands -> the errors then."""
+    """Measures the errors with these modules as islands."""
     batches = case.batches(BATCHES)
     truth = side.loss_and_grads(case.exactly(case.config), case.trained, batches)
 
@@ -110,13 +110,13 @@ def errors(ours: tuple[np.ndarray, Arrays], truth: tuple[np.ndarray, Arrays]) ->
 
 
 def _norms(arrays: Arrays) -> np.ndarray:
-    """(..., K) of each tensor -> (K,): the norm over all of them."""
+    """Computes the norm over all tensors (..., K): (K,)."""
     columns = [np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in arrays.values()]
     return np.linalg.norm(np.concatenate(columns), axis=0)
 
 
 def times(side: Side, case: Case, config: Config, kinds: list[str]) -> dict[str, float]:
-    """Times a step with an island over one with none: in turn, for machines drift; the median."""
+    """Times a step with an island over one without, in turns; returns the median."""
     seconds: dict[str, list[float]] = {patterns: [] for patterns in ("", *kinds)}
     windows = case.windows(WINDOWS, config)
     for _ in range(ROUNDS):
@@ -128,12 +128,12 @@ def times(side: Side, case: Case, config: Config, kinds: list[str]) -> dict[str,
 
 
 def removed_share(result: dict[str, Any], row: Row) -> float:
-    """How much of the gradient's error an island removes; below 0 where it adds to it."""
+    """Returns the share of the gradient's error that an island removes; it may be negative."""
     return 1 - row["without"]["gradient"] / result["all"]["gradient"]
 
 
 def worth(result: dict[str, Any]) -> list[str]:
-    """The kinds that are; of a kind only the modules that by themselves remove so much, if any."""
+    """Lists the kinds worth an island, or only those modules of a kind that remove enough."""
     chosen: list[str] = []
     for kind, row in rank(result["kinds"]):
         if removed_share(result, row) >= REMOVED and row["time"] <= 1 + SLOWER:
@@ -144,7 +144,7 @@ def worth(result: dict[str, Any]) -> list[str]:
 
 
 def rank(rows: dict[str, Row]) -> list[tuple[str, Row]]:
-    """The costliest first."""
+    """Ranks modules by error, the largest first."""
     return sorted(rows.items(), key=lambda item: -item[1]["alone"]["gradient"])
 
 
@@ -161,7 +161,7 @@ def sentence(framework: str, result: dict[str, Any]) -> str:
 
 
 def report(framework: str, config: Config, result: dict[str, Any]) -> list[str]:
-    """The ranking of the kinds and that of the single modules, and what follows."""
+    """Reports the rankings of kinds and of single modules, and a recommendation."""
     policy, model = config.precision.policy, config.model.model
     roles = config.precision.roles
     emulated = " (emulated)" * (roles.tf32 or bool(roles.recipe))  # with islands it is nothing else

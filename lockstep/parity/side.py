@@ -1,4 +1,4 @@
-"""One framework in a process of its own, as the rungs see it: questions with remembered answers."""
+"""A framework in a separate process, for the rungs: it caches the answers to questions."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ KEPT = 100_000_000  # bytes of answers; those of one row of the matrix are some 
 
 
 class Traces(NamedTuple):
-    """`lockstep.twin.BatchTrace` of K batches, K the last axis of everything."""
+    """A `lockstep.twin.BatchTrace` of K batches; K is the last axis of everything."""
 
     loss: np.ndarray
     activations: Arrays
@@ -37,7 +37,7 @@ class Traces(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Some optimizer steps: what each reported, (steps,), and the state after the last."""
+    """The results of optimizer steps: each report, (steps,), and the state after the last."""
 
     loss: np.ndarray
     grad_norm: np.ndarray
@@ -49,7 +49,7 @@ class Steps:
 
 
 class Side:
-    """Everything here is a pure function of its arguments, so answers can be kept."""
+    """A framework's answers; its methods are pure functions, so answers are cached."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Side:
         self.kept = 0  # bytes of them
 
     def mutant(self, variant: str, *, remember: bool = True) -> "Side":
-        """This side with a planted bug or a rewrite, in a process of its own."""
+        """Makes this side with a planted bug or a rewrite, in a separate process."""
         return Side(
             self.framework, self.module, variant=variant, remember=remember,
             environment=self.environment, python=self.python,
@@ -97,7 +97,7 @@ class Side:
         return f"{self.framework} with {self.variant}" if self.variant else self.framework
 
     def state(self, config: Config, state: TrainState) -> TrainState:
-        """The state as the twin gives it back."""
+        """Gets the state as the twin returns it."""
         header, arrays = self.ask("state", config, state, np.zeros(0))
         return wire.unpack(header["state"], arrays)
 
@@ -108,13 +108,13 @@ class Side:
         return Traces(np.array(header["loss"]), *(group(arrays, field) for field in fields))
 
     def gradients(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
-        """Gets gradients of the program that trains, on (K, B, T) batches: K is the last axis."""
+        """Gets gradients of the training program on (K, B, T) batches; K becomes the last axis."""
         return self.loss_and_grads(config, state, batches)[1]
 
     def loss_and_grads(
         self, config: Config, state: TrainState, batches: Batch
     ) -> tuple[np.ndarray, Arrays]:
-        """Gets those gradients, and the losses (K,)."""
+        """Gets the gradients of (K, B, T) batches, and the losses (K,)."""
         header, arrays = self.ask("gradients", config, state, batches)
         return np.array(header["loss"]), arrays
 
@@ -129,18 +129,18 @@ class Side:
         return self.ask("logits", config, state, tokens)[1]["logits"]
 
     def evaluations(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
-        """Mean losses of (K, M, B, T) batches, (K,); under `--eval-policy` also after a step."""
+        """Gets mean losses (K,) of (K, M, B, T) batches; with `--eval-policy` also after a step."""
         found = self.ask("evaluations", config, state, batches)[1]
         if config.precision.eval_policy:  # another model of the same weights
             found = found | self.ask("later_evaluations", config, state, batches)[1]
         return found
 
     def next_logits(self, config: Config, state: TrainState, rows: np.ndarray) -> Arrays:
-        """Gets the logits of the token behind prefixes of rows (K, T), at three lengths: (V, K)."""
+        """Gets the logits (V, K) of the token after prefixes of rows (K, T), at three lengths."""
         return self.ask("next_logits", config, state, rows)[1]
 
     def seconds(self, config: Config, state: TrainState, windows: Batch) -> np.ndarray:
-        """(S - 1,): of an optimizer step on each of (S, N, B, T) windows but the first.
+        """Times an optimizer step on each of (S, N, B, T) windows except the first: (S - 1,).
 
         Measured once for all where answers are remembered.
         """
@@ -161,7 +161,7 @@ class Side:
     def ask(
         self, question: str, config: Config, state: TrainState, given: Batch | np.ndarray
     ) -> Message:
-        """Raises UserError if the twin does, or if its process has ended."""
+        """Asks the twin; raises UserError if the twin does, or if its process has ended."""
         counters, arrays = wire.pack(state)
         config = self.place(config)
         header = {"ask": question, "config": config.to_json(), "state": counters}
@@ -178,7 +178,7 @@ class Side:
         return self.answers[key]
 
     def place(self, config: Config) -> Config:
-        """Puts a config on a device of its kind, or on a CPU where the framework has no such."""
+        """Puts a config on a device of its kind, or on a CPU if the framework has none."""
         asked, precision = config.run.device, config.precision
         own = place(self.framework, asked, precision.roles, precision.eval_roles)
         return config if own == asked else config.replace(device=own)
@@ -197,7 +197,7 @@ class Side:
         return server.fork(self.variant, changes=changes)
 
     def close(self) -> None:
-        """Ends its process; the next question starts another."""
+        """Ends the process; the next question starts another."""
         if self.worker:
             self.worker.close()
 

@@ -36,7 +36,7 @@ ROWS: tuple[matrix.Row, ...] = (
 
 
 class AlarmRecord:
-    """Climbs, false alarms, and the figure that came nearest to each bound."""
+    """A record of climbs, false alarms, and the figure nearest to each bound."""
 
     def __init__(self) -> None:
         self.rungs: dict[str, dict[str, dict[str, Any]]] = {}
@@ -63,7 +63,7 @@ class AlarmRecord:
 
 def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path | None,
         say: Callable[[str], None], python: str = "") -> bool:  # fmt: skip
-    """Prints what was tried and each false alarm; returns whether there was none.
+    """Prints the tried cases and each false alarm; returns whether there was none.
 
     Args:
         names: of `PARTS`, or "machines" for all that this CPU can simulate; none stands for all.
@@ -104,7 +104,7 @@ def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path |
 
 
 def _rows(part: str, record: AlarmRecord, device: str, seconds: float) -> list[results.Row]:
-    """One for each rung and policy; the part's time is shared evenly."""
+    """Makes a row for each rung and policy; they share the part's time evenly."""
     cells = [(rung, policy, cell) for rung, row in record.rungs.items()
              for policy, cell in row.items()]  # fmt: skip
     return [
@@ -157,7 +157,7 @@ def cases(
 
 
 def _rewritten(others: dict[str, Side], device: str) -> Cases:
-    """Each under every policy; the families take turns."""
+    """Lists rewritten programs under every policy; the families take turns."""
     turns = itertools.cycle(ROWS)
     for framework, name in named_rewrites():
         with closing(others[framework].mutant(name)) as sick:
@@ -167,8 +167,7 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
 
 
 def _on_machine(name: str, seeds: int, device: str, python: str) -> Cases:
-    """Both twins, on another machine or JAX under another interpreter; the families take turns over
-    the seeds."""
+    """Lists cases on a simulated machine, or with another JAX; the families take turns."""
     environment = MACHINES.get(name, {})
     pythons = (sys.executable if environment else python, sys.executable)
     a, b = (

@@ -1,4 +1,4 @@
-"""A small config of our model, its twins, and weights under which no bug hides."""
+"""A small config of our model, its twins, and weights that hide no bug."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -35,12 +35,12 @@ ADAPTED, ADAPTED_FROZEN, FROZEN = "*.qkv,*.mlp", "*.mlp", "embed,*.attn,*.norm1"
 
 
 def toy(family: str = "tiny", **flags: Any) -> Config:
-    """A config of three narrow layers, strict numerics, clipping active, dropout 0."""
+    """Makes a config of three narrow layers, strict numerics, clipping active, dropout 0."""
     return from_flags({"model": family, **TOY, **flags}, accelerator=False)
 
 
 def start(framework: str, config: Config, state: TrainState | None = None) -> Twin:
-    """A twin with its weights loaded, in this process."""
+    """Builds a twin with loaded weights, in this process."""
     built = twin.load(framework, config)
     built.load(state or initial_state(config))
     return built
@@ -61,7 +61,7 @@ def require_devices(sides: Iterable[Side], kind: str) -> None:
 
 
 def perturbed(config: Config) -> TrainState:
-    """Initial weights plus noise."""
+    """Makes initial weights plus noise."""
     state = initial_state(config)
     generator = np.random.Generator(np.random.Philox(key=1))
     return replace(state, params=disturb(state.params, generator))

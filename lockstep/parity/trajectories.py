@@ -1,4 +1,4 @@
-"""The rungs that look at whole runs: loss curves, fast against strict, cross-framework resume."""
+"""The rungs that compare whole runs: loss curves, fast and strict numerics, resume."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ WAYS = {"bfloat16": "attention=blocks,matmul=ynnpack", "float32": "matmul=onednn
 
 
 def curves(case: Case) -> Iterator[Finding]:
-    """Two whole runs from the same weights on the same batches.
+    """Compares two whole runs from the same weights on the same batches.
 
     Only float64 has dropout here: permuted, a row would get another mask.
     """
@@ -43,7 +43,7 @@ def curves(case: Case) -> Iterator[Finding]:
 
 
 def fast(case: Case) -> Iterator[Finding]:
-    """Fast numerics stay in the strict ones' noise. Without dropout: fast draws other masks.
+    """Compares fast numerics with strict ones' noise; no dropout, because fast draws other masks.
 
     They round elsewhere, so the noise is that of the compute dtype's own rounding.
     """
@@ -59,7 +59,7 @@ def fast(case: Case) -> Iterator[Finding]:
 
 
 def checkpoints(case: Case) -> Iterator[Finding]:
-    """Stopped half-way, saved, and resumed: in itself bit for bit, in the other as one run."""
+    """Compares a run resumed half-way: by itself bit for bit, by the other within noise."""
     whole = {side.name: train_program(side, case) for side in case.sides}
     noisy = list(whole.values())
     for first in case.sides:
@@ -78,7 +78,7 @@ def checkpoints(case: Case) -> Iterator[Finding]:
 
 
 def resume_after_skips(case: Case) -> Iterator[Finding]:
-    """A run whose first steps are skipped, and whose later ones train, in itself."""
+    """Compares a resumed run whose first steps are skipped, within one program."""
     start = replace(case.perturbed, loss_scale=HIGH_SCALE)
     for side in case.sides:
         unbroken = train_program(side, case, start)(PLAIN)
@@ -96,7 +96,7 @@ def resume_after_skips(case: Case) -> Iterator[Finding]:
 
 
 def find_changes(unbroken: Steps, joined: Steps) -> list[str]:
-    """Lists what differs in any bit: tensors and counters at the end, and what steps report."""
+    """Lists differences in any bit: tensors and counters at the end, and the steps' reports."""
     steps = [
         f"{name} of step {t + 1}"
         for name in REPORTED
@@ -115,7 +115,7 @@ def train_program(side: Side, case: Case, start: TrainState | None = None) -> An
 
 
 def train_side(side: Side, config: Config, start: TrainState, windows: Batch) -> Any:
-    """Perturbation -> the `Steps` of a whole run on windows (S, N, B, T)."""
+    """Maps a perturbation to the `Steps` of a whole run on windows (S, N, B, T)."""
 
     def train(perturbation: Perturbation) -> Steps:
         return side.steps(config, perturbation.state(start), perturbation.windows(windows))
@@ -124,7 +124,7 @@ def train_side(side: Side, config: Config, start: TrainState, windows: Batch) ->
 
 
 def resume_program(first: Side, second: Side, case: Case, start: TrainState | None = None) -> Any:
-    """A whole run whose second half is another's."""
+    """Makes a whole run whose second half the other program trains."""
     windows = case.windows(case.config.optim.steps)
     half = len(windows.tokens) // 2
 
@@ -150,7 +150,7 @@ def through_disk(state: TrainState) -> TrainState:
 def compare_runs(
     case: Case, ours: Any, theirs: Any, noisy: Sequence[Any], where: str, dtype: str = "float32"
 ) -> list[Finding]:
-    """Two programs' runs against float64's tolerance, or against the noise of some.
+    """Compares two programs' runs by float64's tolerance, or by the noise of perturbed runs.
 
     Losses, gradient norms, and the state at the end. Rates, scales and counters have no noise: they
     follow from which steps were skipped.
@@ -207,7 +207,7 @@ def find_stray_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class Norms:
-    """Gradient norms in the place of losses."""
+    """Gradient norms in place of losses."""
 
     loss: np.ndarray
 
@@ -216,7 +216,7 @@ NORMS_RULE = "gap over envelope, of gradient norms"
 
 
 def read_norms(train: Any, steps: int) -> Any:
-    """Perturbation -> the gradient norms of the first steps; 0 where a step was skipped."""
+    """Maps a perturbation to the gradient norms of the first steps; 0 for a skipped step."""
 
     def read(perturbation: Perturbation) -> Norms:
         run = train(perturbation)
@@ -226,14 +226,14 @@ def read_norms(train: Any, steps: int) -> Any:
 
 
 def read_end(train: Any) -> Any:
-    """Perturbation -> the tensors of the state after the last step."""
+    """Maps a perturbation to the tensors of the state after the last step."""
     return lambda perturbation: train(perturbation).end.tensors
 
 
 def compare_scales(
     where: str, across: tuple[Steps, Steps], noise: list[tuple[Steps, Steps]]
 ) -> Finding:
-    """Scales and skips may part no earlier than those of two runs of one program do."""
+    """Compares scales and skips: they may differ no earlier than two runs of one program do."""
     own, gap = min(parting_step(*runs) for runs in noise), parting_step(*across)
     verdict = Verdict.EQUAL if gap >= own else Verdict.DIFFERENT
     return Finding(
@@ -246,6 +246,6 @@ def compare_scales(
 
 
 def parting_step(a: Steps, b: Steps) -> int:
-    """The first step, from 1, whose scale or skip differs; one past the last where none does."""
+    """Finds the first step, from 1, whose scale or skip differs; one past the last if none does."""
     parted = np.flatnonzero((a.loss_scale != b.loss_scale) | (a.skipped != b.skipped))
     return int(parted[0]) + 1 if len(parted) else len(a.loss) + 1

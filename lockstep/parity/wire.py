@@ -1,4 +1,4 @@
-"""How states and batches pass between the instruments and a framework's process."""
+"""Packs states and batches for messages between comparisons and a framework's process."""
 
 from typing import Any
 
@@ -28,5 +28,5 @@ def pack_input(given: Batch | np.ndarray) -> Arrays:
 
 
 def unpack_input(arrays: Arrays) -> Any:
-    """The `Batch` or the array that `pack_input` was given."""
+    """Unpacks the `Batch` or the array that `pack_input` packed."""
     return arrays["input"] if "input" in arrays else Batch(**group(arrays, "input"))

@@ -1,4 +1,4 @@
-"""The service of one framework's twin, for a process of its own (`lockstep.worker`).
+"""The service of a framework's twin in a worker process (`lockstep.worker`).
 
 A variant is a planted bug or a harmless rewrite; it holds for the life of the process, so that no
 program traced before it is taken for one that has it.
@@ -34,7 +34,7 @@ class Server:
         self.twins: OrderedDict[str, Twin] = OrderedDict()
 
     def twin(self, config: Config) -> Twin:
-        """The built twin of a config, the least recently used one forgotten."""
+        """Returns the built twin of a config; the least recently used one is dropped."""
         key = repr(config)
         if key not in self.twins:
             while len(self.twins) >= KEPT:
@@ -53,7 +53,7 @@ class Server:
         return getattr(self, question)(twin, given)
 
     def state(self, twin: Twin, given: np.ndarray) -> Message:
-        """The state as it comes back."""
+        """Loads a state and sends it back."""
         counters, arrays = wire.pack(twin.state())
         return {"state": counters}, arrays
 
@@ -81,7 +81,7 @@ class Server:
         return {}, stack(moments)
 
     def evaluations(self, twin: Twin, given: Batch) -> Message:
-        """Evaluates (K, M, B, T) batches: (K,)."""
+        """Evaluates (K, M, B, T) batches; sends (K,)."""
         return {}, {"evaluation": np.array([twin.evaluate(each) for each in given.split()])}
 
     def later_evaluations(self, twin: Twin, given: Batch) -> Message:
@@ -95,7 +95,7 @@ class Server:
         return {}, {"evaluation after a step": np.array(losses)}
 
     def next_logits(self, twin: Twin, given: np.ndarray) -> Message:
-        """Behind prefixes of K rows (K, T): of one token, of half of them, and of all; (V, K)."""
+        """Computes logits (V, K) after prefixes of rows (K, T): one token, half, and all."""
         lengths = {"one token": 1, "half the context": len(given[0]) // 2,
                    "the whole context": len(given[0])}  # fmt: skip
         found = {
@@ -123,7 +123,7 @@ class Server:
 
 
 def blank_others(windows: Batch, twin: Twin) -> Batch:
-    """Windows as the loop reads them: with zeros in rows that it need not read."""
+    """Zeros the rows of windows that the loop does not read."""
     count = windows.tokens.shape[-2]
     own = twin.own_rows(count) if hasattr(twin, "own_rows") else None
     if own is None:
@@ -139,7 +139,7 @@ def blank_others(windows: Batch, twin: Twin) -> Batch:
 
 
 def amaxes_by_role(amaxes: Arrays) -> Arrays:
-    """The histories of all layers together: each number is one element's, and has its rounding."""
+    """Joins the amax histories of all layers; each number has one element's rounding."""
     if not amaxes:
         return {}
     history = np.stack(list(amaxes.values()))
@@ -148,7 +148,7 @@ def amaxes_by_role(amaxes: Arrays) -> Arrays:
 
 
 def plants(module: str) -> dict[str, Callable[..., None]]:
-    """The module's mutants and semantics-preserving variants: what each does to its twin."""
+    """Returns the module's mutants and semantics-preserving variants."""
     package = module.rpartition(".")[0]
     room = VARIANTS.get(package, f"{package}.")
     bugs = importlib.import_module(f"{room}bugs").BUGS
@@ -159,7 +159,7 @@ def plants(module: str) -> dict[str, Callable[..., None]]:
 
 
 def plant(module: str, variant: str) -> None:
-    """The variant, NAME or NAME=SIZE, or none if that is empty."""
+    """Plants the variant NAME or NAME=SIZE; none if that is empty."""
     if variant:
         name, _, size = variant.partition("=")
         plants(module)[name](*([float(size)] if size else []))
@@ -181,7 +181,7 @@ def preload(module: str) -> None:
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The modules that an import statement imports, or would if its names are modules."""
+    """Lists the modules that an import statement imports, or would if its names are modules."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
@@ -196,6 +196,6 @@ def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 def start(module: str, variant: str) -> Callable[[dict[str, Any], Arrays], Message]:
-    """Plants the variant, and returns what answers."""
+    """Plants the variant, and returns the functions that answer questions."""
     plant(module, variant)
     return Server(module).answer

@@ -1,4 +1,4 @@
-"""One framework on several devices, as a side: it is asked of one device's config and batches."""
+"""A framework on several devices, as a side: it takes one device's config and batches."""
 
 import socket
 from functools import partial
@@ -21,7 +21,7 @@ XLA_DEVICES = "--xla_force_host_platform_device_count"
 
 
 class World(Side):
-    """A side's twin, or one of its mutants, on a mesh of a CPU's cores.
+    """The twin of a side, or one of its mutants, on a mesh of a CPU's cores.
 
     JAX has all devices in one process, or where copies are split one process for each copy; PyTorch
     has one process for each device. All answer.
@@ -49,7 +49,7 @@ class World(Side):
         return super().ask(question, config, state, given)
 
     def _exchange(self, header: dict[str, Any], arrays: Arrays) -> Message:
-        """The first process's answer; `apart` says which other one differs from it, in any bit."""
+        """Returns the first process's answer; `apart` names those that differ in any bit."""
         if not self.ranks:
             for rank, environment in enumerate(self._environments()):
                 name = f"{self.name}: rank {rank}" if rank else self.name
@@ -67,7 +67,7 @@ class World(Side):
         return answer
 
     def _environments(self) -> list[dict[str, str]]:
-        """The environment of each process, as torchrun sets it, or as JAX's trainer does."""
+        """Makes each process's environment, as torchrun or JAX's trainer sets it."""
         with socket.socket() as free:
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]

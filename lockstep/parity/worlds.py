@@ -1,4 +1,4 @@
-"""Rung 11: on a mesh of devices, the run of one device."""
+"""Rung 11: compares a run on a mesh with the run of one device."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +16,7 @@ from lockstep.parity.world import World
 
 
 def worlds(case: Case) -> Iterator[Finding]:
-    """Each side on the config's mesh against the other one on one device.
+    """Compares each side on the config's mesh with the other one on one device.
 
     A mutant alone, and against its own healthy twin: what it is looked for in is the mesh.
     """

@@ -1,4 +1,4 @@
-"""`lockstep plan`: what should I run? Memory and time of a training step, from formulas.
+"""`lockstep plan`: predicts memory and time of a training step by formulas.
 
 shape -> memory, roofline -> recommend -> command. No framework is asked.
 """

@@ -41,7 +41,7 @@ TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
 
 
 def add(commands: Any) -> None:
-    """The subcommand."""
+    """Adds the subcommand."""
     sub = add_command(
         commands, "plan", _plan,
         "Predicts memory and time of a training step for each policy and remat mode,\n"
@@ -153,7 +153,7 @@ def programs(framework: str, device: Device) -> tuple[bool, ...]:
 
 def plan(model: Shape, device: Device, framework: str, tokens: int, given: argparse.Namespace,
          *, compiled: bool = False) -> dict[str, Any]:  # fmt: skip
-    """One program's predictions and recommendation, as JSON."""
+    """Makes a program's predictions and recommendation, as JSON."""
     found = recommend.choices(
         model, device, framework, tokens, given.micro_batch, given.loss_chunks,
         given.policy, given.remat, compiled=compiled,

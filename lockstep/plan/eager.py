@@ -1,4 +1,4 @@
-"""Bytes of a step of PyTorch: it runs one operation after another, and frees what nobody needs.
+"""Counts the bytes of an eager PyTorch step, which frees each tensor after its last use.
 
 With fsdp a unit of FSDP2 is a block, or an untied embedding or head; the rest, a tied table above
 all, is whole for the whole step. A unit is gathered into a buffer and copied out of it. In the

@@ -9,8 +9,7 @@ from lockstep.errors import UserError
 
 
 def ask(framework: str, device: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its program's figures, and what the formulas are off by; or with why there are
-    none.
+    """Adds to each row its program's figures and the formulas' errors, or why there are none.
 
     Args:
         rows: of `command.describe`, with the flags of a config.

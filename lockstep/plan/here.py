@@ -30,7 +30,7 @@ def check(given: argparse.Namespace) -> None:
 
 
 def plan(given: argparse.Namespace, shape: Shape, framework: str) -> dict[str, Any]:
-    """One framework's candidates as measured, and the fastest, as JSON."""
+    """Measures a framework's candidates; returns them and the fastest, as JSON."""
     rows = given.micro_batch or ROWS
     accum = -(-(given.tokens_per_step or 1) // (rows * shape.context))
     found: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Bytes of a step of PyTorch under `--compile`, as Inductor fuses it.
+"""Counts the bytes of a PyTorch step under `--compile`, as Inductor fuses it.
 
 They are counted from what its kernels read and write, and from what it keeps for the backward pass;
 none is fitted. Inductor's own programs, as `lockstep compile --compile` traces them, and peaks and
@@ -30,7 +30,7 @@ LOGITS = 3  # read for the loss, and for the gradient, which is written
 
 
 def moved(shape: Shape, s: Setting) -> float:
-    """Bytes that kernels outside of matmuls and attention move, but for the optimizer's update."""
+    """Counts bytes moved outside of matmuls, attention and the optimizer's update."""
     c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
     heads = shape.d_queries + 2 * shape.d_keys
     repeated = 2 * shape.d_queries if shape.d_keys < shape.d_queries else 0

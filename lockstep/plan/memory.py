@@ -27,7 +27,7 @@ ALONE = Mesh()
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """Bytes."""
+    """Bytes of a step by part."""
 
     parameters: float
     moments: float
@@ -43,17 +43,17 @@ class MemoryParts:
 
 
 def state_bytes(shape: Shape, roles: Roles) -> int:
-    """Bytes of weights and both moments."""
+    """Counts the bytes of weights and both moments."""
     return 3 * BYTES[roles.param] * shape.weights
 
 
 def step_bytes(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> float:
-    """Bytes that a step needs beside its state."""
+    """Counts the bytes that a step needs in addition to its state."""
     return sum(at_peak(shape, s, mesh).values())
 
 
 def at_peak(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> dict[str, float]:
-    """The bytes of each term at the moment that needs most."""
+    """Returns the bytes of each term at the peak."""
     given = moments(shape, s, mesh)
     most = given[max(given, key=lambda moment: sum(given[moment].values()))]
     raised = find_constants(shape, s, "memory")["raised"]
@@ -61,13 +61,13 @@ def at_peak(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> dict[str, float]:
 
 
 def moments(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> Moments:
-    """The bytes of each term of `TERMS` that is there on one device, at each moment."""
+    """Counts the bytes of each term of `TERMS` on one device, at each moment."""
     programs = {"eager": eager, "compiled": inductor, "jax": xla}
     return programs[s.program].moments(shape, s, find_constants(shape, s, "memory"), mesh)
 
 
 def parts(shape: Shape, s: Setting, mesh: Mesh = ALONE) -> MemoryParts:
-    """The parts of the moment at which one device needs most."""
+    """Returns the parts at the peak of one device."""
     found: Counter[str] = Counter()
     for name, size in at_peak(shape, s, mesh).items():
         found[TERMS[name]] += size  # type: ignore[assignment]
@@ -83,5 +83,5 @@ def _constants() -> dict[str, dict[str, Constants]]:
 
 
 def find_constants(shape: Shape, s: Setting, kind: str) -> Constants:
-    """The constants of a program's group: "memory", or bytes "moved"."""
+    """Finds the constants of a program's group: "memory", or bytes "moved"."""
     return _constants()[kind][s.group(shape)]

@@ -58,19 +58,18 @@ def read() -> dict[str, Any]:
 
 
 def nearest(device: Device) -> tuple[int, int]:
-    """The architecture whose shares a device takes: its own, else Hopper's from there on, else
-    Ampere's."""
+    """Names the architecture whose shares a device takes: its own, Hopper if newer, else Ampere."""
     capability = device.capability or AMPERE
     return HOPPER if capability >= HOPPER else AMPERE
 
 
 def find(device: Device) -> Rates:
-    """The shares of a device."""
+    """Finds the shares of a device."""
     return Rates(**read()["shares"][NAMES[nearest(device)]])
 
 
 def find_error(device: Device, program: str, weights: int) -> Error:
-    """The error of a program's time on a device.
+    """Finds the error of a program's predicted time on a device.
 
     Args:
         program: `Setting.program`.
@@ -98,5 +97,5 @@ def find_memory_error(shape: Shape, s: Setting, devices: int = 1) -> dict[str, A
 
 
 def range_bytes(planned: float, error: dict[str, Any]) -> list[float]:
-    """The least and the most bytes that a prediction's known errors allow."""
+    """Returns the least and the most bytes that a prediction's known errors allow."""
     return [planned / (1 + error["highest"]), planned / (1 + error["lowest"])]

@@ -1,4 +1,4 @@
-"""Recommends policy, remat, micro-batch and accumulation: all that fits, the fastest first."""
+"""Recommends policy, remat, micro-batch and accumulation: those that fit, the fastest first."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -67,7 +67,7 @@ def choices(
 
 
 def read_names(flag: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that are asked for, in the order of all that are known; all, where none is.
+    """Selects the requested names, in the order of all known ones; all if none is requested.
 
     Raises:
         UserError: one is not among them.
@@ -80,7 +80,7 @@ def read_names(flag: str, text: str | None, known: tuple[str, ...]) -> tuple[str
 
 
 def rows(found: list[Choice]) -> list[Choice]:
-    """The best split and chunks of each policy and remat mode."""
+    """Finds the best split and chunks of each policy and remat mode."""
     kinds = dict.fromkeys((c.setting.policy, c.setting.remat) for c in found)
     return [find_best(found, *kind) for kind in kinds]
 
@@ -98,7 +98,7 @@ def rank(found: list[Choice]) -> list[Choice]:
 
 
 def take_first(left: list[Choice]) -> Choice:
-    """The simplest of those that are as good as the fastest."""
+    """Takes the simplest row that is as good as the fastest."""
     fastest = min(c.seconds for c in left)
     return min((c for c in left if c.seconds <= SAME * fastest), key=_simple)
 
@@ -110,15 +110,14 @@ def _simple(c: Choice) -> tuple[int, int, bool, int]:
 
 
 def find_best(found: list[Choice], policy: str, remat: str) -> Choice:
-    """The first in rank that fits, of the splits of one policy and remat mode; else the
-    smallest."""
+    """Finds the best split of a policy and remat mode that fits; else the smallest."""
     mine = [c for c in found if (c.setting.policy, c.setting.remat) == (policy, remat)]
     fitting = [c for c in mine if c.fits]
     return take_first(fitting) if fitting else min(mine, key=lambda c: c.bytes)
 
 
 def reason(shape: Shape, device: Device, best: Choice, found: list[Choice]) -> str:
-    """Why this one, made from what the others would have cost."""
+    """Explains a recommendation by the costs of the alternatives."""
     reasons, s = [], best.setting
     for policy in dict.fromkeys(c.setting.policy for c in found):
         other = find_best(found, policy, s.remat)

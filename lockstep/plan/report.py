@@ -30,14 +30,14 @@ held to published runs; lockstep compile --mesh asks the compilers. docs/plan.md
 
 
 def one(model: Shape, device: Device, tokens: int, plans: list[dict[str, Any]]) -> str:
-    """The plan for one device: the answer, then what it is chosen from."""
+    """Writes the plan for one device: the answer, then the alternatives."""
     found = [*summary(plans), "", _head(model, device, tokens), "", *_table(plans)]
     found += [f"\n{_plan(each)}" for each in plans]
     return "\n".join([*found, f"\n{assumptions(device)}"])
 
 
 def summary(plans: list[dict[str, Any]]) -> list[str]:
-    """A line for each framework: its speed, memory and command; then how they compare."""
+    """Writes a line for each framework (speed, memory, command), then their comparison."""
     best = choose(plans)
     lines = [f"{name + ':':7}{_predicted(each)}: {shlex.join(each['command'])}"
              for name, each in best.items()]  # fmt: skip
@@ -49,7 +49,7 @@ def summary(plans: list[dict[str, Any]]) -> list[str]:
 
 
 def choose(plans: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The plan of each framework that something fits in: compiled where that is faster."""
+    """Chooses each framework's plan that fits: compiled if that is faster."""
     best: dict[str, dict[str, Any]] = {}
     for each in plans:
         if each["recommended"] is None:
@@ -81,7 +81,7 @@ def _predicted(plan: dict[str, Any]) -> str:
 
 
 def _comparison(plans: list[dict[str, Any]]) -> list[str]:
-    """Says which programs a comparison is of, and whether their errors tell them apart."""
+    """Compares two programs' speeds, and says whether they differ by more than their errors."""
     fitting = {each["program"]: each for each in plans if each["recommended"]}
     first, *others = [name for name in COMPARED if name in fitting] or [""]
     told = [f"{_ratio(fitting[first], fitting[name])} of {COMPARED[name]}'s" for name in others]
@@ -96,7 +96,7 @@ def _ratio(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 
 def _table(plans: list[dict[str, Any]]) -> list[str]:
-    """A row of each program for each policy and remat mode."""
+    """Writes a row of each program for each policy and remat mode."""
     rows = [row for each in plans for row in each["rows"]]
     large = max(row["total_bytes"] for row in rows) >= GIB
     unit, name = (GIB, "GiB") if large else (MIB, "MiB")
@@ -112,7 +112,7 @@ def _table(plans: list[dict[str, Any]]) -> list[str]:
 
 def many(model: Shape, device: Device, tokens: int, count: int, links: Links,
          plans: list[dict[str, Any]]) -> str:  # fmt: skip
-    """The plan for many devices."""
+    """Writes the plan for many devices."""
     inside, between = links.inside / 1e9, links.between / 1e9
     found = [
         *(_many_predicted(model, device, count, each) for each in plans),
@@ -125,7 +125,7 @@ def many(model: Shape, device: Device, tokens: int, count: int, links: Links,
 
 
 def _many_predicted(model: Shape, device: Device, count: int, plan: dict[str, Any]) -> str:
-    """The recommended mesh: what all devices do together, and what one of them keeps."""
+    """Writes the recommended mesh: the speed of all devices, and the memory of one."""
     name = f"{plan['framework']}:"
     if plan["recommended"] is None:
         return f"{name:7}nothing fits: take more devices, or ones with more memory"
@@ -144,7 +144,7 @@ def _many_predicted(model: Shape, device: Device, count: int, plan: dict[str, An
 
 
 def measured(model: Shape, plans: list[dict[str, Any]]) -> str:
-    """The rates and peaks that were timed on a CPU."""
+    """Writes the rates and peaks that were measured on a CPU."""
     found = [f"{_sizes(model)}\ncpu: nothing is predicted; each was trained here for a few steps"]
     for each in plans:
         found += ["", *(_measurement(each["framework"], row) for row in each["measured"])]
@@ -172,7 +172,7 @@ def _head(shape: Shape, device: Device, tokens: int) -> str:
 
 
 def _plan(plan: dict[str, Any]) -> str:
-    """The recommendation for a program, its errors and its cost."""
+    """Writes the recommendation for a program, its errors and its cost."""
     label = LABELS[plan["program"]]
     if plan["recommended"] is None:
         return f"{label}: nothing fits: take a smaller model or context, or more memory"
@@ -187,7 +187,7 @@ def _plan(plan: dict[str, Any]) -> str:
 
 
 def _errors(errors: dict[str, Any]) -> list[str]:
-    """The error bars, and what they are of."""
+    """Writes the error bars, and the runs on which they were seen."""
     time, memory = errors["time"], errors["memory"]
     known = "time, error not known"
     if time["relative"] is not None:
@@ -269,7 +269,7 @@ def _meshes(plan: dict[str, Any]) -> str:
 
 
 def proof(device: Device) -> str:
-    """The evidence that the twins work on it."""
+    """Writes the evidence that the twins work on a device."""
     if device.name in targets.TPUS:
         return "proven by compile (JAX)"
     compiled = device.name in targets.GPUS
@@ -277,7 +277,7 @@ def proof(device: Device) -> str:
 
 
 def assumptions(device: Device) -> str:
-    """Says where memory and seconds come from, and what of it is not measured."""
+    """Says where memory and seconds come from, and which of them are not measured."""
     narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
     native = device.capabilities.recipes
     by_hand = "They are emulated, in at least fp32's memory and time"

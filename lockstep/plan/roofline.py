@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step: what must be multiplied, and what must be moved.
+"""Predicts seconds of an optimizer step from its FLOPs and the bytes it moves.
 
 The FLOPs are those of the compiled or traced program, the bytes fitted to what its kernels move
 outside of matmuls, which are taken to be bound by their FLOPs. No step is as fast as that;
@@ -25,7 +25,7 @@ NORMS = 2  # of a block
 
 
 class Times(NamedTuple):
-    """Seconds of a step at the device's own rates."""
+    """The seconds of a step at the device's own rates, by part."""
 
     weights: float  # products of rows and weights
     attention: float
@@ -58,12 +58,12 @@ def seconds(
 
 
 def bound(shape: Shape, s: Setting, device: Device) -> float:
-    """Seconds of a step as it is compiled or traced, at the device's rates."""
+    """Computes a compiled or traced step's seconds at the device's rates."""
     return times(shape, s, device).total + in_pieces(shape, s) / device.bandwidth
 
 
 def times(shape: Shape, s: Setting, device: Device, shards: int = 1) -> Times:
-    """Seconds of a step at the device's rates, by part."""
+    """Computes the seconds of a step at the device's rates, by part."""
     weights, attention = by_kind(shape, s)
     rate = device.rate(s.roles.compute, s.roles.tf32)
     single = device.single if attends_in_single(s) else rate
@@ -73,12 +73,12 @@ def times(shape: Shape, s: Setting, device: Device, shards: int = 1) -> Times:
 
 
 def attends_in_single(s: Setting) -> bool:
-    """True where attention's operands are float32 in PyTorch, whose kernel has no TF32."""
+    """Says if PyTorch's attention multiplies in float32, because its kernel has no TF32."""
     return s.framework == "torch" and s.roles.compute == "float32"
 
 
 def flops(shape: Shape, s: Setting) -> float:
-    """FLOPs of all matmuls of a step, also of what is recomputed."""
+    """Counts the FLOPs of all matmuls of a step, including recomputed ones."""
     return sum(by_kind(shape, s))
 
 
@@ -104,7 +104,7 @@ def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
 
 
 def moved(shape: Shape, s: Setting) -> float:
-    """Bytes that the compiled or traced program moves outside of matmuls, the update's too."""
+    """Counts the bytes that a program moves outside of matmuls, including the update."""
     if s.compiled:
         return inductor.moved(shape, s) + update_bytes(shape, s)
     tokens, again = s.tokens(shape), _share_again(shape, s)
@@ -121,18 +121,18 @@ def moved(shape: Shape, s: Setting) -> float:
 
 
 def _share_again(shape: Shape, s: Setting) -> float:
-    """The runs of a layer's attention in the backward pass, mean over the layers."""
+    """Counts reruns of a layer's attention in the backward pass, mean over the layers."""
     counts = [recomputed(s.remat, shape.n_layer, layer)[1] for layer in range(shape.n_layer)]
     return sum(counts) / shape.n_layer
 
 
 def update_bytes(shape: Shape, s: Setting) -> float:
-    """Bytes that the optimizer reads and writes."""
+    """Counts the bytes that the optimizer reads and writes."""
     return UPDATE * BYTES[s.roles.param] * shape.weights
 
 
 def in_pieces(shape: Shape, s: Setting) -> float:
-    """Bytes that `moved` has only because PyTorch's RMSNorm and SiLU were traced in pieces."""
+    """Counts the bytes that `moved` has only because RMSNorm and SiLU were traced in pieces."""
     if s.framework != "torch" or s.compiled or not shape.gated:
         return 0.0
     again = shape.n_layer * _share_again(shape, s)

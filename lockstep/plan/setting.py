@@ -1,4 +1,4 @@
-"""A setting: everything that a prediction depends on beside the model's shape."""
+"""A setting: all inputs of a prediction except the model's shape."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from lockstep.plan.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """N micro-batches of B rows."""
+    """A setting with N micro-batches of B rows."""
 
     framework: str
     ampere: bool  # see `counts_as_ampere`
@@ -25,7 +25,7 @@ class Setting:
 
     @property
     def program(self) -> str:
-        """The name of what runs: "jax", "compiled" or "eager"."""
+        """Names the program that runs: "jax", "compiled" or "eager"."""
         return "jax" if self.framework == "jax" else "compiled" if self.compiled else "eager"
 
     @property
@@ -40,7 +40,7 @@ class Setting:
 
     @property
     def recomputed(self) -> str:
-        """The unit that is recomputed: in a segment, each block."""
+        """Names the recomputed unit: in a segment, each block."""
         return "block" if self.remat == "sqrt" else self.remat
 
     def count_again(self, shape: Shape, layer: int) -> tuple[int, int, int]:
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def recomputes(self) -> int:
-        """Inputs that a block keeps to be recomputed from; 0 where it keeps its insides."""
+        """Counts the inputs that a block keeps for recomputation; 0 if it keeps its insides."""
         return {"none": 0, "dots": 0, "sublayer": 2}.get(self.remat, 1)
 
     @property
@@ -66,18 +66,18 @@ class Setting:
         return self.framework == "jax" and not fused
 
     def group(self, shape: Shape) -> str:
-        """The programs that share their constants. XLA's differ by attention; torch's do not."""
+        """Names the programs that share constants; XLA's differ by attention, torch's do not."""
         words = [self.framework, "mixed" if self.roles.mixed else "single"]
         if self.written_out:
             words.append("written out" if self.ampere else "before ampere")
         return " ".join([*words, "gated" if shape.gated else "plain"])
 
     def chunks(self, shape: Shape) -> int:
-        """Chunks of the rows of head and loss."""
+        """Counts the chunks of the rows of head and loss."""
         return chunks.count(self.loss_chunks, self.rows * shape.context, shape.vocab)
 
     def tokens(self, shape: Shape) -> int:
-        """Tokens of an optimizer step."""
+        """Counts the tokens of an optimizer step."""
         return self.accum * self.rows * shape.context
 
     def sizes(self, shape: Shape) -> tuple[float, float, float]:
@@ -88,18 +88,18 @@ class Setting:
         return tokens * (shape.d_model + shape.d_mlp / 2), tokens * shape.d_model, logits
 
     def spans(self, shape: Shape) -> list[range]:
-        """The layers that are recomputed together."""
+        """Lists the layers that are recomputed together."""
         if self.remat == "sqrt":
             return segments(shape.n_layer)
         return [range(1)] * shape.n_layer
 
     def input_bytes(self, shape: Shape) -> float:
-        """Bytes of what a block keeps to be recomputed from: its input, or its sublayers'."""
+        """Counts the bytes that a block keeps for recomputation: its input, or its sublayers'."""
         stream = self.rows * shape.context * shape.d_model
         return BYTES[self.roles.output] * stream * self.recomputes
 
 
 def counts_as_ampere(device: Device) -> bool:
-    """Nothing is known of what is not NVIDIA's: it counts as Ampere."""
+    """Says if a device counts as Ampere or later; devices not from NVIDIA do."""
     able = device.capabilities
     return able.platform != "cuda" or able.tf32

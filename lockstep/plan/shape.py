@@ -13,7 +13,7 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """L layers, H heads, D model, F mlp, V vocabulary, padded; T is the context."""
+    """A model's sizes: L layers, H heads, D model, F mlp, V vocabulary (padded), T context."""
 
     name: str
     n_layer: int
@@ -35,18 +35,17 @@ class Shape:
 
     @property
     def looked_up(self) -> int:
-        """Weights that nothing is multiplied by: positions, and an embedding that is not the head
-        too."""
+        """Counts the weights that are only looked up: positions, and an untied embedding."""
         return self.d_model * self.positions + (0 if self.tied else self.head_weights)
 
     @property
     def block_weights(self) -> int:
-        """All layers': without embeddings and head."""
+        """Counts the weights of all layers, without embeddings and head."""
         return self.weights - self.looked_up - self.head_weights
 
     @property
     def flops_per_token(self) -> int:
-        """Model FLOPs, as MFU counts them (`lockstep/model/flops.py`)."""
+        """Counts model FLOPs, as MFU does (`lockstep/model/flops.py`)."""
         multiplied = self.weights - self.positions * self.d_model
         return 6 * multiplied + 12 * self.n_layer * self.d_queries * self.context
 

@@ -1,4 +1,4 @@
-"""Sizes that tensor cores want: rows of 16 bytes, so multiples of 8 in 16 bit and of 4 in TF32.
+"""Sizes for tensor cores: rows of 16 bytes, so multiples of 8 in 16 bit and of 4 in TF32.
 
 NVIDIA, Deep Learning Performance: Matrix Multiplication Background, "Requirements to use Tensor
 Cores". What is no multiple is padded by the library, or multiplied by slower kernels.
@@ -15,7 +15,7 @@ ROW = 16  # bytes
 
 
 def check(shape: Shape, setting: Setting, device: Device) -> dict[str, Any]:
-    """The multiple, and each size that is none -> the next that is; empty where none is wanted."""
+    """Returns the multiple, and for each other size the next multiple; empty without units."""
     roles = setting.roles
     units = roles.tf32 or roles.mixed
     native = device.native(roles.compute, roles.tf32)
@@ -32,7 +32,7 @@ def check(shape: Shape, setting: Setting, device: Device) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """One line."""
+    """Writes a line about sizes that are no multiples."""
     said = f"multiples of {found['multiple']}, as tensor cores want them"
     if not found["uneven"]:
         return f"all sizes are {said}"

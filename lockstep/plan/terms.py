@@ -1,4 +1,4 @@
-"""The moments at which a step may need most memory, and the terms that are there."""
+"""The moments at which a step may have its peak, and the terms of memory at each."""
 
 # See `memory`.
 GATHER, LOSS, HEAD, LAST, NEXT, ATTENTION, SEGMENT, FIRST, TABLE, UPDATE = (

@@ -13,7 +13,7 @@ STEPS, WARMUP = 6, 2
 
 
 def measure(command: list[str]) -> dict[str, Any]:
-    """Median tokens/s of the steps after the warm-up, and the peak; or why there are none.
+    """Measures median tokens/s after the warm-up, and the peak; or says why it cannot.
 
     Args:
         command: a trainer's, "python -m MODULE FLAGS".
@@ -33,7 +33,7 @@ def measure(command: list[str]) -> dict[str, Any]:
 
 
 def _failure(code: int, stderr: str) -> str:
-    """Linux kills the process that takes the last memory; the frameworks say it themselves."""
+    """Explains a failure: Linux kills a process when memory runs out; frameworks report it."""
     if code == -signal.SIGKILL:
         return "killed, as Linux does where no memory is left"
     return last_line(stderr) or f"exit status {code}"

@@ -19,7 +19,7 @@ from lockstep.weights.huggingface import INDEX, SINGLE
 
 
 def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> list[str]:
-    """The command; the flags alone for a model that no flags of a trainer stand for.
+    """Writes the command; only the flags for a model that a trainer's flags cannot express.
 
     For several machines it is the command of one: docs/distributed.md says how each is started.
     """
@@ -36,7 +36,7 @@ def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> 
 
 
 def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> dict[str, Any]:
-    """The fields of a config, the model's first; `mesh` where a number of devices was asked for."""
+    """Lists the fields of a config, the model's first; `mesh` if devices were requested."""
     found = name_model(given) | ({"mesh": str(mesh)} if mesh else {})
     found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum}
     if s.remat != "none":
@@ -70,7 +70,7 @@ def name_model(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_cost(given: argparse.Namespace, tokens_per_second: float) -> dict[str, float]:
-    """Days and cost of the whole run, where `--tokens` and `--price` ask for them."""
+    """Computes days and cost of the whole run, if `--tokens` and `--price` are given."""
     if not given.tokens:
         return {}
     hours = given.tokens / tokens_per_second / 3600

@@ -1,4 +1,4 @@
-"""Many devices: which meshes of data x fsdp fit, what each device keeps and sends, and how long.
+"""Many devices: the data x fsdp meshes that fit, with each device's memory, bytes and time.
 
 Bytes sent are those of the programs (`lockstep compile --mesh`, which the suite compares). Memory
 is that of one device at its own peak (`lockstep/plan/memory.py`). How much of the sending hides
@@ -31,7 +31,7 @@ class Links:
     per_machine: int
 
     def speed(self, devices: int) -> float:
-        """Bytes a second in a ring of so many neighbours, no faster than its slowest link."""
+        """Returns the bytes/s of a ring of devices, limited by its slowest link."""
         return self.inside if devices <= self.per_machine else self.between
 
 
@@ -79,7 +79,7 @@ def usual_link(device: Device) -> str:
 
 
 def meshes(devices: int) -> list[Mesh]:
-    """Every way to share them out."""
+    """Lists every mesh of these devices."""
     return [Mesh(devices // m, m) for m in range(1, devices + 1) if devices % m == 0]
 
 
@@ -102,7 +102,7 @@ def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
 
 
 def send_seconds(shape: Shape, s: Setting, mesh: Mesh, links: Links) -> float:
-    """The devices that share a copy are neighbours."""
+    """Computes the seconds of communication; the devices of one replica are neighbours."""
     among_fsdp, among_data = sent(shape, s, mesh)
     return among_fsdp / links.speed(mesh.fsdp) + among_data / links.speed(mesh.size)
 
@@ -152,7 +152,7 @@ def best(
 
 
 def describe(shape: Shape, c: Choice, mesh: Mesh, links: Links) -> dict[str, Any]:
-    """A row of the plan, as JSON."""
+    """Describes a row of the plan, as JSON."""
     s = c.setting
     seconds = send_seconds(shape, s, mesh, links)
     computing = c.seconds - seconds

@@ -1,5 +1,4 @@
-"""Bytes of a step that XLA compiles for CUDA, as its buffer assignment (`--xla_dump_to`) shows
-them."""
+"""Counts the bytes of an XLA step on CUDA, as in its buffer assignment (`--xla_dump_to`)."""
 
 from typing import NamedTuple
 
@@ -77,8 +76,7 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
 
 
 def _shared(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
-    """Counts the loss and the last block's backward pass where devices share a model: what one
-    device alone has whole at other moments is divided.
+    """Counts the loss and the last block's backward pass if devices share a model.
 
     In both: without copies of the model the look-up's gradient, whole zeros from the loss on; of
     layers in a loop, the matrices that read the stream turned over, with N > 1 their moments and
@@ -132,7 +130,7 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
 
 
 def inside(shape: Shape, s: Setting) -> float:
-    """Bytes for a token, in the backward pass of a block."""
+    """Counts the bytes per token in the backward pass of a block."""
     arrays = INSIDE[s.recomputed, s.roles.mixed, shape.gated]
     if s.recomputed == "block" and not shape.gated:
         if s.accum > 1:  # in a loop the bias of the first matmul is a slice
@@ -147,8 +145,7 @@ def inside(shape: Shape, s: Setting) -> float:
 
 
 def kept(shape: Shape, s: Setting, moment: str) -> float:
-    """Inputs, or with dots also each linear layer's result but the last one's; without remat
-    everything."""
+    """Counts saved bytes: inputs, under dots also linear layers' results, without remat all."""
     if moment == UPDATE:
         return 0.0
     if s.remat == "none":  # in attention's its own MLP's is gone
