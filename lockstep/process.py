@@ -20,7 +20,9 @@ NO_CHANGE: Mapping[str, str] = {}
 def run_module(
     module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """`python -m MODULE WORDS` to its end; `changes` to the environment, options of subprocess."""
+    """Runs `python -m MODULE WORDS` to its end; `changes` to the environment, options of
+    subprocess.
+    """
     command, env = module_command(module, *words), environment(changes)
     return subprocess.run(command, env=env, check=False, **options)
 
@@ -42,20 +44,19 @@ def module_command(module: str, *words: str, python: str = sys.executable) -> li
 
 
 def last_line(printed: str) -> str:
-    """Finds the line in which a process that has failed says why; "" where it was silent."""
+    """Finds the line in which a failed process says why; "" if it was silent."""
     return next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "")
 
 
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """This process's own, in which our packages are found from any folder."""
+    """Copies this process's environment with `changes`; our packages are found from any folder."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, **changes}
 
 
 @cache
 def git_commit() -> str:
-    """The commit that this process runs from, with a "+" and a digest where programs are changed;
-    "" where it is not known."""
+    """Returns this process's commit, with "+" and a digest if files changed; "" if unknown."""
     head = git("rev-parse", "--short", "HEAD")
     if head is None:
         return ""
@@ -65,7 +66,7 @@ def git_commit() -> str:
 
 
 def git(*words: str) -> str | None:
-    """Its output; None where it fails, or where the tree is installed in that of another."""
+    """Runs git; returns its output, or None if it fails or this tree is no checkout."""
     if not (ROOT / ".git").exists():
         return None
     # A diff has the bytes of its files, which need not be UTF-8.

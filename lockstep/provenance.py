@@ -23,7 +23,7 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def measured(device: str, seconds: float | None = None) -> dict[str, Any]:
-    """The origin of a row that this process has measured.
+    """Returns the origin of a row that this process has measured.
 
     Args:
         seconds: how long the row took.
@@ -40,7 +40,7 @@ def measured(device: str, seconds: float | None = None) -> dict[str, Any]:
 
 
 def _program() -> str:
-    """The command as one types it; `python -m NAME` shows itself as a file."""
+    """Writes the command as one types it; `python -m NAME` shows itself as a file."""
     path = Path(sys.argv[0])
     ours = path.is_relative_to(ROOT) and "site-packages" not in path.parts
     if not (path.suffix == ".py" and ours):
@@ -52,7 +52,7 @@ def _program() -> str:
 
 @cache
 def cpu() -> dict[str, Any]:
-    """Its model, those of `FLAGS` that it has, and how many cores; None for what is not known.
+    """Describes the CPU: its model, its `FLAGS`, the number of cores; None for unknown facts.
 
     Its family and number, as x86's CPUs have them: one "AMD EPYC" has an AVX-512 twice as fast as
     another's.

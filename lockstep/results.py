@@ -22,7 +22,7 @@ MEASURED = {"commit", "date", "device", "cpu", "python", "versions", "command", 
 
 
 def read(path: Path, device: str | None = None) -> dict[str, Row]:
-    """Name -> row of one device, or of any; of a file that is not there, nothing.
+    """Reads name -> row, of one device or any; {} if there is no file.
 
     Raises:
         UserError: it is no file of results, so it cannot be added to either.
@@ -31,7 +31,7 @@ def read(path: Path, device: str | None = None) -> dict[str, Row]:
 
 
 def put(path: Path, rows: Iterable[Row]) -> None:
-    """Adds rows, or replaces those of the same names and devices; of several who do, all stay.
+    """Adds rows, or replaces those of the same name and device; safe for several processes.
 
     Raises:
         UserError: it cannot be written, or is no file of results.
@@ -42,7 +42,7 @@ def put(path: Path, rows: Iterable[Row]) -> None:
 
 
 def row(name: str, device: str, seconds: float | None = None, /, **figures: Any) -> Row:
-    """One that is measured now."""
+    """Makes a row that is measured now."""
     return {"name": name, **figures, "measured": provenance.measured(device, seconds)}
 
 

@@ -36,7 +36,7 @@ class StepResult(NamedTuple):
 
 
 class BatchTrace(NamedTuple):
-    """One batch, forward and backward, dropout off; activations in the order of the forward pass.
+    """A batch's forward and backward pass, dropout off; activations in forward order.
 
     Every gradient is that of the unscaled mean loss.
     """
@@ -48,20 +48,20 @@ class BatchTrace(NamedTuple):
 
 
 class Runner(Protocol):
-    """Whatever takes optimizer steps on given weights and batches: a twin, or a peer beside it."""
+    """A program that takes optimizer steps on given weights and batches: a twin or a peer."""
 
     framework: str
     synchronous: bool  # whether `step` returns only when the step is done
 
     def describe(self) -> dict[str, Any]:
-        """Device, versions, attention backend: what a reader of config.json wants to know.
+        """Describes device, versions and attention backend, for config.json.
 
         The attention is that of windows like the one that it is prepared for.
         """
         ...
 
     def load(self, state: TrainState) -> None:
-        """Replaces everything a step changes, and sets the process's numerics to this config's."""
+        """Replaces all that a step changes, and sets the process's numerics to the config's."""
         ...
 
     def state(self) -> TrainState: ...
@@ -82,12 +82,12 @@ class Runner(Protocol):
         ...
 
     def peak_bytes(self) -> int:
-        """Peak memory so far: the allocator's on CUDA, the process's resident set on a CPU."""
+        """Returns the peak memory so far: the allocator's on CUDA, the resident set on a CPU."""
         ...
 
 
 class Twin(Runner, Protocol):
-    """One implementation of the model and its optimizer step, and what can be seen inside.
+    """An implementation of the model and its optimizer step, with access to its inside.
 
     A run on several devices may have several processes. All call the same methods in the same
     order, with the same arguments: batches of the whole run, of which a process looks at no rows
@@ -97,33 +97,35 @@ class Twin(Runner, Protocol):
     rank: int  # this process's number; process 0 leads
 
     def prepare(self, window: Batch | None = None) -> None:
-        """Compiles for windows like this one: plain ones unless one is given."""
+        """Compiles for windows of this form; plain ones if none is given."""
         ...
 
     processes: int  # how many there are
 
     def own_rows(self, count: int) -> np.ndarray | None:
-        """Which of so many rows of a batch this process's devices take; None: all."""
+        """Returns which of `count` rows of a batch this process's devices take; None: all."""
         ...
 
     def part(self) -> TrainState:
-        """The state that this process writes: all of it, or the pieces that no other writes."""
+        """Returns the state that this process writes: all of it, or the pieces that no other
+        writes.
+        """
         ...
 
     def tell(self, text: str) -> str:
-        """Process 0's text, in all of them."""
+        """Broadcasts process 0's text to all processes."""
         ...
 
     def agree(self, flag: bool) -> bool:
-        """Says if any process of the run says so."""
+        """Says if the flag is true in any process of the run."""
         ...
 
     def desynced(self) -> list[int]:
-        """Which processes have other weights than the others with the same part of them."""
+        """Lists the processes whose weights differ from the other replicas of the same shard."""
         ...
 
     def beat(self, count: int) -> list[int]:
-        """Tells the others that this process has counted so far; how far each has, or [] alone.
+        """Sends this process's count to the others; returns all counts, or [] for one process.
 
         May be called beside everything else, and may wait.
 
@@ -133,33 +135,33 @@ class Twin(Runner, Protocol):
         ...
 
     def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
-        """Mean loss and unscaled gradients of one batch, dropout off."""
+        """Computes the mean loss and unscaled gradients of one batch, dropout off."""
         ...
 
     def evaluate(self, batches: Batch) -> float:
-        """Mean loss of M batches, (M, B, T), under the evaluation policy, dropout off."""
+        """Computes the mean loss of M batches (M, B, T), evaluation policy, dropout off."""
         ...
 
     def trace(self, batch: Batch) -> BatchTrace:
-        """Traces one batch: what it looks like inside, nothing recomputed.
+        """Traces one batch: its activations and their gradients, without remat.
 
         Another program than the one that trains: what is looked at cannot be fused away.
         """
         ...
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """float (V,): the scores of the token after int32 (t,) tokens, t from 1 to T."""
+        """Computes the logits (V,) of the token after int32 (t,) tokens, t from 1 to T."""
         ...
 
     def step_bytes(self, window: Batch) -> int:
-        """Peak bytes that one optimizer step on a window (N, B, T) needs for a while.
+        """Returns the peak temporary bytes of an optimizer step on a window (N, B, T).
 
         Beside weights, moments and the window; changes nothing.
         """
         ...
 
     def step_flops(self, window: Batch) -> int:
-        """FLOPs of the matmuls of one optimizer step on a window (N, B, T).
+        """Counts the FLOPs of the matmuls of one optimizer step on a window (N, B, T).
 
         What remat recomputes counts again; changes nothing.
         """
@@ -174,7 +176,7 @@ class Twin(Runner, Protocol):
 
 
 def trainer_module(framework: str) -> str:
-    """The module that `python -m` runs to train; it stands beside the twin."""
+    """Names the module that `python -m` runs to train a twin."""
     package, dot, name = MODULES[framework].rpartition(".")
     return f"{package}{dot}{'train' if name == 'twin' else name}"
 
@@ -190,12 +192,12 @@ def has_accelerator(framework: str, device: str) -> bool:
 
 
 def device_count(framework: str, device: str) -> int:
-    """How many devices of the kind that `--device` is a run here would have."""
+    """Counts the devices of the `--device` kind that a run here would have."""
     return _module(framework).device_count(device)
 
 
 def ways(framework: str, config: Config) -> list[str]:
-    """Lists the ways that a twin has beside its framework's own (`lockstep.config.autotune`)."""
+    """Lists a twin's alternatives to its framework's operations (`lockstep.config.autotune`)."""
     return _module(framework).ways(config)
 
 
@@ -217,7 +219,7 @@ def require_installed(module: str) -> None:
 
 
 def _module(framework: str) -> Any:
-    """The only place where a name becomes a framework."""
+    """Imports the module of a framework; only this function does."""
     require_known(framework)
     require_installed(MODULES[framework])
     try:

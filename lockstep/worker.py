@@ -1,4 +1,4 @@
-"""Python processes that answer questions: how they start, what passes, how they end.
+"""Starts, asks and ends Python processes that answer questions.
 
     python -m lockstep.worker serve|fork SERVICE WORDS
 
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Drops the line."""
+    """Ignores a line."""
 
 
 def print_error(line: str) -> None:
@@ -86,7 +86,7 @@ def start_service(
 
 
 class Worker:
-    """Asks a process, which starts with the first question, and after `close` with the next."""
+    """A process that answers; it starts with the first question, after `close` with the next."""
 
     names_itself = False  # whether the service's own errors begin with the name
 
@@ -104,7 +104,7 @@ class Worker:
         self, question: str, arrays: Arrays | None = None, *, seconds: float | None = None,
         **header: Any,
     ) -> Message:  # fmt: skip
-        """Returns the answer.
+        """Asks a question; returns the answer.
 
         Raises:
             Failed: the answer is an error, the process ended, or did not answer in time.
@@ -168,7 +168,7 @@ def end(process: subprocess.Popen[bytes], leaving: float = 2 * wire.LEAVING) -> 
 
 
 class ForkServer:
-    """A process that has preloaded a service, and forks workers that live on without it."""
+    """A process with a preloaded service, which forks workers that outlive it."""
 
     def __init__(
         self, service: str, *words: str, changes: Mapping[str, str] = NO_CHANGE,
@@ -266,7 +266,7 @@ def _serve(connection: socket.socket, service: str, words: Iterable[str]) -> Non
 
 
 def _call(module: Any, header: dict[str, Any], arrays: Arrays) -> Message:
-    """The function that the question names; it takes and returns JSON."""
+    """Calls the function that the question names; it takes and returns JSON."""
     return getattr(module, header.pop("ask"))(**header) or {}, {}
 
 

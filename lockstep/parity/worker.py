@@ -53,7 +53,7 @@ class Server:
         return getattr(self, question)(twin, given)
 
     def state(self, twin: Twin, given: np.ndarray) -> Message:
-        """Loads a state and sends it back."""
+        """Sends the state as the twin returns it."""
         counters, arrays = wire.pack(twin.state())
         return {"state": counters}, arrays
 

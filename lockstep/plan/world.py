@@ -111,8 +111,7 @@ def plan(
     given: argparse.Namespace, shape: Shape, device: Device, links: Links, framework: str,
     tokens: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """One framework's meshes, and the first of those that fit: of equally fast ones with least
-    fsdp, which sends less where links are worse than thought."""
+    """Plans a framework's meshes, and picks the fastest that fits; ties go to the smallest fsdp."""
     found = [(mesh, best(given, shape, device, framework, tokens, mesh, links))
              for mesh in meshes(given.devices)]  # fmt: skip
     rows = [describe(shape, c, mesh, links) for mesh, c in found]

@@ -1,4 +1,4 @@
-"""Train state <-> a folder of safetensors and JSON, from which either framework resumes.
+"""Saves and loads the training state: safetensors and JSON, for either framework.
 
     run/checkpoints/step_00001000/
         weights.safetensors  mu.safetensors  nu.safetensors    by canonical name
@@ -93,12 +93,12 @@ def save(
 
 
 def partial_folder(run: Path, step: int) -> Path:
-    """The folder in which a checkpoint is written before it has its name."""
+    """Names the folder in which a checkpoint is written before it gets its name."""
     return run / "checkpoints" / f".tmp-step_{step:08d}"
 
 
 def listing(run: Path) -> list[Path]:
-    """The checkpoints of a run by name, oldest first; an `.old` one just before its successor.
+    """Lists the checkpoints of a run, oldest first; an `.old` one just before its successor.
 
     A link is none: it may lead out of the run, where nothing is ours to read or to delete.
     """
@@ -115,7 +115,7 @@ def step_of(path: Path) -> int:
 
 
 def of_step(run: Path, step: int) -> Path:
-    """Raises UserError if there is none."""
+    """Finds the checkpoint of a step; raises UserError if there is none."""
     known = {step_of(path): path for path in listing(run)}
     *most, last = map(str, known or ["another run"])
     choice = f"{', '.join(most)} or {last}" if most else last
@@ -124,14 +124,14 @@ def of_step(run: Path, step: int) -> Path:
 
 
 def best_of(paths: Iterable[Path], losses: Mapping[int, float]) -> Path | None:
-    """The checkpoint of the lowest finite loss; None if there is none."""
+    """Finds the checkpoint of the lowest finite loss; None if there is none."""
     known = {path: losses[step_of(path)] for path in paths if step_of(path) in losses}
     finite = [path for path, loss in known.items() if math.isfinite(loss)]
     return min(finite, key=known.__getitem__, default=None)
 
 
 def newest(run: Path, *, up_to: int | None = None) -> str:
-    """The part of an error message that names the newest checkpoint, up to a step."""
+    """Writes the part of an error message that names the newest checkpoint, up to a step."""
     paths = [path for path in listing(run) if up_to is None or step_of(path) <= up_to]
     return f"the last good checkpoint is {paths[-1]}" if paths else "no good checkpoint is saved"
 
@@ -182,7 +182,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def is_whole(path: Path) -> bool:
-    """Says if all its files are there, as they were written."""
+    """Says if all files of a checkpoint are present and unchanged."""
     try:
         open_state(path)
     except UserError:
@@ -191,12 +191,12 @@ def is_whole(path: Path) -> bool:
 
 
 def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
-    """List those of the newest checkpoint whose weights are whole; else as `latest`."""
+    """List the weight files of the newest checkpoint with whole weights; else as `latest`."""
     return _newest(run, warn, weight_files)
 
 
 def latest(run: Path, warn: Callable[[str], None], *, in_parts: bool = False) -> TrainState:
-    """The newest checkpoint that loads; `warn` gets one line for each newer one that does not.
+    """Loads the newest sound checkpoint; `warn` gets a line for each newer one that fails.
 
     in_parts: what its tensors hold is not looked at yet, as by `open_state`.
 
@@ -247,7 +247,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _open_files(path: Path, field: str, record: dict[str, Any]) -> list[TensorFile]:
-    """Open a field's files, of all shards, once they are known to be as they were written."""
+    """Open a field's files, of all shards, after checking their checksums."""
     count, found = record["shards"], []
     for file in (path / shards.file_names(shard, count)[field] for shard in range(count)):
         with reading(file):
@@ -258,7 +258,7 @@ def _open_files(path: Path, field: str, record: dict[str, Any]) -> list[TensorFi
 
 
 def _has_checksum(file: Path, record: dict[str, Any]) -> bool:
-    """Says if a file is that of the record.
+    """Says if a file has the record's checksum.
 
     In format 2 the checksum is that of the header, which has those of its tensors.
     """
@@ -283,7 +283,7 @@ def _find(files: list[TensorFile]) -> dict[str, pieces.Saved]:
 
 
 def _layout(arrays: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> shape, dtype."""
+    """Maps names to shapes and dtypes."""
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
 
 
@@ -311,7 +311,7 @@ def _prune(run: Path, newest: Path, keep: int, losses: Mapping[int, float]) -> N
 
 
 def delete(path: Path) -> None:
-    """Renames first: half deleted, it must not count as a checkpoint."""
+    """Deletes a checkpoint; renames it first, so that half of one never counts."""
     gone = path.with_name(f".tmp-{path.name}")
     os.rename(path, gone)
     shutil.rmtree(gone)

@@ -77,7 +77,7 @@ def require_empty(to: Path, field: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(to: Path, field: str) -> Iterator[Path]:
-    """A folder to write in, which becomes `to` when all went well; else nothing is left.
+    """Yields a folder to write in; it becomes `to` on success and is deleted otherwise.
 
     Raises:
         UserError: it cannot be written.
@@ -94,7 +94,7 @@ def new_folder(to: Path, field: str) -> Iterator[Path]:
 
 
 def require_writable_file(path: Path, field: str = "--out") -> None:
-    """Raises UserError unless `path` can be written: seen before an hour's work is done for it."""
+    """Raises UserError unless `path` can be written, before work is done for it."""
     folder = path.parent
     require_writable(folder, field)
     require(folder.is_dir(), field, path, f"there is no folder {folder}; make it")
@@ -136,7 +136,7 @@ def make_new(stem: str) -> Path:
 
 
 def write_record(out: Path, record: Record) -> None:
-    """Write config.json, whole or not at all."""
+    """Write config.json atomically."""
     content = {
         "format": FORMAT,
         "lockstep": __version__,

@@ -1,4 +1,4 @@
-"""One trainer to a run: an advisory lock on `run/lock`, which the system lifts when a process ends.
+"""An advisory lock on `run/lock`: one trainer per run; the system releases it with a process.
 
 However it ends: a lock that outlived a crash would have to be removed by hand.
 """
@@ -53,7 +53,7 @@ def require_free(run: Path) -> None:
 
 
 def is_ours(run: Path) -> bool:
-    """Says if the file is there, and a trainer's: empty, or with its holder's name."""
+    """Says if the lock file exists and is a trainer's: empty, or with its holder's name."""
     try:
         with open_regular(run / NAME, limit=1000) as file:
             return file.read(8) in (b"", b"process ")

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, in one piece each or in several; those that are needed are read.
+"""The tensors of a checkpoint, each in one piece or several; only needed pieces are read.
 
 A piece has its tensor's name and the place where it begins, `blocks.0.mlp.up.weight@64,0`. Those of
 a tensor lie side by side on one axis: a mesh divides no other.
@@ -27,7 +27,7 @@ class SavedPiece(NamedTuple):
 
 
 class Saved:
-    """A tensor on the disk; `saved[place]` is that of the array, and reads the pieces there."""
+    """A tensor on the disk; `saved[index]` reads only the pieces that it needs."""
 
     def __init__(self, name: str, pieces: list[SavedPiece]) -> None:
         """Raises Refused where the pieces are not the tensor's parts, each number once."""
@@ -59,7 +59,7 @@ class Saved:
 
 
 def _join(name: str, pieces: list[SavedPiece]) -> tuple[int, tuple[int, ...]]:
-    """Find the axis on which pieces lie side by side, and the shape of the tensor."""
+    """Find the axis along which pieces are joined, and the shape of the tensor."""
     first, axes = pieces[0].entry, len(pieces[0].entry.shape)
     kinds = {(len(p.starts), len(p.entry.shape), p.entry.dtype) for p in pieces}
     if kinds != {(axes, axes, first.dtype)}:
@@ -78,7 +78,7 @@ def _join(name: str, pieces: list[SavedPiece]) -> tuple[int, tuple[int, ...]]:
 
 
 def find(files: Iterable[TensorFile]) -> dict[str, Saved]:
-    """Find the tensors of all pieces in some files; what is no piece is a tensor as it is.
+    """Find the tensors of all pieces in some files; a name without an index is a whole tensor.
 
     Raises:
         Refused: the pieces of a tensor are not its parts, each number once.

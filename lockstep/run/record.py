@@ -1,4 +1,4 @@
-"""A checkpoint's state.json: its counters, what its tensors are, and its checksums."""
+"""A checkpoint's state.json: counters, a description of tensors, checksums."""
 
 import hashlib
 import json
@@ -103,7 +103,7 @@ def _is_history(sizes: Any) -> bool:
 
 
 def own_checksum(record: dict[str, Any]) -> str:
-    """Compute a record's checksum, from all of it but that: `repr` of a float comes back whole."""
+    """Compute a record's checksum, of all its other fields; `repr` keeps floats exactly."""
     others = {name: sha for name, sha in record["sha256"].items() if name != RECORD}
     return hashlib.sha256(json.dumps(record | {"sha256": others}).encode()).hexdigest()
 
@@ -114,7 +114,7 @@ def _files(count: int) -> list[str]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Make what is wrong with a checkpoint's file a UserError."""
+    """Turn an error in a checkpoint's file into a UserError."""
     try:
         yield
     except OSError as error:

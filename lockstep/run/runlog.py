@@ -49,7 +49,7 @@ class RunLog:
     """
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        """Rows past `last_step` (made after the checkpoint a run resumes from) are dropped.
+        """Opens the log; drops rows after `last_step`, the step of the resumed checkpoint.
 
         Raises:
             UserError: the file cannot be written.
@@ -68,7 +68,7 @@ class RunLog:
             raise UserError(self._unwritable(error)) from None
 
     def write(self, row: dict[str, Any]) -> None:
-        """Floats are written by `repr`, whole; JSON has no NaN or infinity, so those are null."""
+        """Write a row: floats by `repr`, NaN and infinity as null, which JSON lacks."""
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
         }
@@ -100,7 +100,7 @@ class RunLog:
             self.safe, self.written = self.safe + written, self.written[written:]
 
     def _flush(self) -> None:
-        """A write may take a part of a row; the rest of it is then the first to go out."""
+        """Write waiting rows; if the system takes only a part, the rest goes first next time."""
         try:
             while self.waiting:
                 taken = os.write(self.descriptor, self.waiting)
@@ -121,7 +121,7 @@ class RunLog:
 
 
 def rows(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
-    """The valid rows of a log.jsonl; a line torn by a kill, or that no run writes, is skipped.
+    """Read the valid rows of a log.jsonl; skip torn and invalid lines.
 
     Args:
         tail: the last `TAIL` bytes of it, which is quick.
@@ -141,7 +141,7 @@ def rows(path: Path, *, tail: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def up_to(path: Path, step: int) -> list[dict[str, Any]]:
-    """The rows that a run which goes on after a step has: none from the beginning."""
+    """Select the rows up to a step, after which a run continues."""
     return [row for row in rows(path) if row["step"] <= step] if step else []
 
 
@@ -173,7 +173,7 @@ def _is_row(row: dict[str, Any]) -> bool:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """`| head` has seen enough: from here on silence. rich would end the process, unsaved."""
+        """Silences output after a broken pipe (`| head`): rich would end the process, unsaved."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

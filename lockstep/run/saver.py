@@ -1,4 +1,4 @@
-"""Checkpoints are written beside training, which waits for the copy to the host alone."""
+"""Writes checkpoints in a thread; training waits only for the copy to the host."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ class Write(NamedTuple):
 
 
 class Saver:
-    """One checkpoint is written at a time, and at most one waits: the newest."""
+    """A writer of checkpoints: one is written at a time, and at most one waits, the newest."""
 
     def __init__(
         self, run: Path, keep: int, log: RunLog, say: Callable[[str], None], *, shared: bool = False
@@ -44,7 +44,7 @@ class Saver:
         self.say(f"step {step} is not saved: an earlier checkpoint is still being written")
 
     def save(self, state: TrainState, losses: Mapping[int, float]) -> None:
-        """Starts the write of a state that the caller changes no more; waits for nothing.
+        """Starts to write a state, which the caller must not change; waits for nothing.
 
         Args:
             losses: the validation losses known so far, by step; the best one's checkpoint stays.
@@ -98,7 +98,7 @@ class Saver:
                 self.say(f"{problem}; training goes on, the next save tries again")
 
     def _problem(self, write: Write) -> str:
-        """Why it failed, or ""; what is no UserError is a bug, and raised."""
+        """Returns why a write failed, or ""; raises errors that are no UserError."""
         if not write.future.cancelled():
             try:
                 write.future.result()

@@ -1,4 +1,4 @@
-"""A checkpoint of several processes: each writes its pieces, and process 0 what is common.
+"""A checkpoint of several processes: each writes its pieces, process 0 the common files.
 
 They meet in the folder alone, by small files, so that none of them waits in an exchange.
 """
@@ -24,19 +24,19 @@ def file_names(shard: int, shards: int) -> dict[str, str]:
 
 
 def hand_in(folder: Path, rank: int, sums: Mapping[str, str]) -> None:
-    """Says that a shard's files, with these checksums, are on the disk."""
+    """Announces that a shard's files, with these checksums, are on the disk."""
     durable.replace(folder / f"shard-{rank}.json", json.dumps(dict(sums)))
 
 
 def give_up(folder: Path, rank: int, why: str) -> None:
-    """Says that there will be no such shard."""
+    """Announces that a shard will not be written."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         durable.replace(folder / f"shard-{rank}.failed", why)
 
 
 def gather(folder: Path, shards: int) -> dict[str, str]:
-    """Waits for all but the first to be handed in; the checksums of their files.
+    """Waits for the shards of all processes but the first; returns their checksums.
 
     Raises:
         OSError: one of them has given up.
@@ -57,6 +57,6 @@ def gather(folder: Path, shards: int) -> dict[str, str]:
 
 
 def wait_for_first(folder: Path) -> None:
-    """Until process 0 has renamed what all have handed in, or has given up."""
+    """Waits until process 0 has renamed the checkpoint, or has given up."""
     while folder.exists() and not (folder / "shard-0.failed").exists():
         time.sleep(POLL)

@@ -1,4 +1,4 @@
-"""Speed chosen by measurement: what `--autotune auto` becomes.
+"""Chooses the fastest ways by measurement: `--autotune auto`.
 
 A twin has several ways to compute the same: attention written out or by a kernel, one library or
 another. On a CPU one layer of the model takes steps in each of them, in turns. A way is taken where
@@ -43,12 +43,12 @@ Speeds = dict[str, dict[str, float]]  # by way; the framework's own is 1
 
 
 def default() -> str:
-    """The value of --autotune where it is not given."""
+    """Returns the default of --autotune."""
     return os.environ.get("LOCKSTEP_AUTOTUNE", AUTO)
 
 
 def resolve(framework: str, config: Config, enter: Enter | None = None) -> Config:
-    """Puts what is faster here in place of `auto`, so that the run can be repeated.
+    """Replaces `auto` by the ways that are faster here, so that the run can be repeated.
 
     Strict numerics and several devices take the framework's own ways.
 
@@ -74,7 +74,7 @@ def resolve(framework: str, config: Config, enter: Enter | None = None) -> Confi
 
 
 def shrink(config: Config) -> Config:
-    """One layer on a few rows, which shows what the whole model's do."""
+    """Shrinks a config to one layer on few rows, to time ways for the whole model."""
     model, rows = config.model.base, min(config.optim.batch_size, TOKENS // config.model.context)
     small: dict[str, Any] = {"model": "auto", "n_layer": 1, "dropout": 0.0, "padded_vocab": 0}
     precision = config.precision
@@ -108,7 +108,7 @@ def measure(framework: str, config: Config, ways: list[str], enter: Enter) -> Sp
 
 
 def describe(framework: str, config: Config, ways: list[str]) -> dict[str, Any]:
-    """The facts on which an answer depends."""
+    """Describes the facts on which an answer depends."""
     return {
         "framework": framework, "policy": config.precision.policy, "model": asdict(config.model),
         "attention": config.precision.attention, "rows": config.optim.batch_size, "ways": ways,
@@ -117,7 +117,7 @@ def describe(framework: str, config: Config, ways: list[str]) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """The CPU, what may be used of it, and the versions."""
+    """Describes the CPU, the usable part of it, and the versions."""
     used = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limits = {name: value for name, value in sorted(os.environ.items()) if name.startswith(READ)}
     return {
@@ -127,7 +127,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """An answer that is kept; None where there is none, or another program's, or half of one."""
+    """Reads a cached answer; None if there is none, or it is foreign or damaged."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         for way, speed in kept["speeds"].items():
@@ -140,7 +140,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def answers() -> list[dict[str, Any]]:
-    """All that is kept for this machine, as it is now."""
+    """Lists all cached answers for this machine in its present state."""
     try:
         found = map(read, sorted((cache_folder() / "autotune").glob("*.json")))
         return [kept for kept in found if kept and kept["of"]["machine"] == describe_machine()]
@@ -187,7 +187,7 @@ def take_pages(*, kept: bool) -> Turn:
 
 
 def enter_twin(framework: str, config: Config) -> Turn:
-    """A twin whose turn is a step."""
+    """Builds a twin whose turn is a step."""
     runner = twin.load(framework, config)
     runner.load(initial_state(config))
     runner.prepare()
@@ -202,7 +202,7 @@ def enter_twin(framework: str, config: Config) -> Turn:
 
 
 def race(turns: dict[str, Turn]) -> Speeds:
-    """Lets all take turns, until it is known of each way if it is taken.
+    """Lets all ways take turns, until each is chosen or dropped.
 
     Returns:
         The speeds of all but the first, that of the first being 1.
@@ -228,7 +228,7 @@ def count_lost(pairs: list[tuple[float, float]]) -> int:
 
 
 def choose(speeds: Speeds) -> str:
-    """The fastest way of each name, where even the low end of its speed is above `MARGIN`."""
+    """Chooses the fastest way of each name, if the low end of its speed is above `MARGIN`."""
     best: dict[str, str] = {}
     for way, found in sorted(speeds.items(), key=lambda item: item[1]["speed"]):
         if found["low"] > MARGIN:
@@ -237,7 +237,7 @@ def choose(speeds: Speeds) -> str:
 
 
 def interval(turns: list[tuple[float, float]]) -> dict[str, float]:
-    """The speed of ours with theirs as 1: the median pair, and the 95 % interval of the median.
+    """Computes the ratio of speeds: the median of the pairs, and its 95 % interval.
 
     Order statistics, because a burst of other work in one turn says nothing of either contender.
 
@@ -250,8 +250,9 @@ def interval(turns: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def outside(n: int) -> int:
-    """How many of n sorted values lie below an interval that misses the median in at most 2.5 % of
-    all cases on that side: each value is below the median as often as not."""
+    """Counts the sorted values, of n, below an interval that misses the median on that side in at
+    most 2.5 % of all cases.
+    """
     below, chance = 0, 0.5**n
     while chance <= 0.025:
         below += 1

@@ -1,4 +1,4 @@
-"""The closing lines of a run: what was learned, what it writes, what to try next."""
+"""The closing lines of a run: its losses, a sample, commands to try next."""
 
 import contextlib
 import math
@@ -48,7 +48,8 @@ def text(
 def sample_lines(
     config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float], file: Path | None = None
 ) -> list[str]:
-    """Put the data's entropies and a text beside the last loss; [] where tokens are not bytes.
+    """Compare the last loss with the data's entropies, and add a sample; [] unless tokens are
+    bytes.
 
     Args:
         file: keeps the text, too, where the disk has room.
@@ -77,14 +78,14 @@ def _quote(text: str) -> list[str]:
 
 
 def command(module: str, config: Config) -> str:
-    """Write the command that trains by a config. PyTorch takes a process for each device."""
+    """Write the command that trains a config; PyTorch takes a process for each device."""
     ranks = f"torch.distributed.run --nproc-per-node {config.mesh.size} -m "
     alone = config.mesh.size == 1 or module != trainer_module("torch")
     return f"{_python()} -m {'' if alone else ranks}{module} {shlex.join(to_flags(config))}"
 
 
 def _python() -> str:
-    """This interpreter as one would type it here: `make train` activates no environment."""
+    """Write this interpreter's path as one would type it: `make train` activates no environment."""
     path = Path(sys.executable)
     here = path.is_relative_to(Path.cwd())
     return shlex.quote(str(path.relative_to(Path.cwd()))) if here else "python"

@@ -13,7 +13,7 @@ EVERY = 20.0  # seconds
 
 
 class Fingerprint(NamedTuple):
-    """One process's part of the weights, in two numbers."""
+    """Two numbers of a process's part of the weights."""
 
     place: int  # which parts of which tensors: those with the same should have the same numbers
     bits: int  # a checksum of the numbers
@@ -22,7 +22,7 @@ class Fingerprint(NamedTuple):
 def ask(
     places: Sequence[object], sums: Sequence[int], tell_all: Callable[[int], list[int]]
 ) -> list[int]:
-    """Tell all processes of one's tensors, and find the ranks that have others.
+    """Share this process's fingerprints, and find the ranks with other weights.
 
     Args:
         places: where one's parts of the tensors lie.
@@ -34,7 +34,7 @@ def ask(
 
 
 def find_desynced(prints: Sequence[Fingerprint]) -> list[int]:
-    """The ranks that have other numbers than most with the same place; of two, the second."""
+    """Find the ranks that differ from most replicas of the same shard; of two, the second."""
     found = []
     for place in dict.fromkeys(each.place for each in prints):
         those = [(rank, each.bits) for rank, each in enumerate(prints) if each.place == place]

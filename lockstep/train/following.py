@@ -1,4 +1,4 @@
-"""A process of a run that another one leads: it takes the same steps, and writes no log."""
+"""A process that rank 0 leads: it takes the same steps, and writes no log."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ Rows = list[dict[str, Any]]
 
 
 class Silence:
-    """Stands for the log and the display of a loop, and writes nothing."""
+    """A log and display that write nothing."""
 
     problem, abandoned = "", False
 
@@ -29,7 +29,7 @@ class Silence:
         self.kept = kept
 
     def drop(self, *given: Any) -> None:
-        """Whatever it is given."""
+        """Accepts any arguments and does nothing."""
 
     write = sync = say = train = show_cursor = drop
 
@@ -38,8 +38,9 @@ def follow(
     config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, watching: Watching,
     kept: Rows,
 ) -> int:  # fmt: skip
-    """The steps and evaluations of the process that leads, and this one's part of checkpoints; its
-    exit status."""
+    """Takes the leader's steps, and writes this process's part of checkpoints; returns the exit
+    status.
+    """
     silence: Any = Silence(kept)
     with Saver(out, config.run.keep, silence, silence.say, shared=True) as saver:
         try:

@@ -1,4 +1,4 @@
-"""Flags that cost and do not pay, or would pay: as far as a trainer knows with one program alone.
+"""Warnings about flags without effect, from what one program shows to a trainer.
 
 `lockstep compile` asks a compiler about the same flags (`lockstep/compile/lints.py`). What is
 predicted is predicted for GPUs, by the formulas of `lockstep plan`.
@@ -28,7 +28,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class AsTold(Setting):
-    """A setting whose layers are a loop where the run says so."""
+    """A setting that scans layers if the run does."""
 
     in_loop: bool
 
@@ -38,7 +38,7 @@ class AsTold(Setting):
 
 
 def before_training(config: Config, twin: Twin, window: Batch) -> list[str]:
-    """Lists what flags and the compiled step say; `window`: what the twin is prepared for."""
+    """Lists warnings before training; `window` is the one for which the twin is compiled."""
     about = twin.describe()
     found = [*_costly_loop(config, twin.framework)]
     if _predictable(config, twin.framework):
@@ -51,7 +51,7 @@ def before_training(config: Config, twin: Twin, window: Batch) -> list[str]:
 
 
 def after_a_step(config: Config, twin: Twin) -> list[str]:
-    """Lists what the first step has shown: remat that recomputed nothing."""
+    """Warns after the first step if remat recomputed nothing."""
     remat = config.execution.remat
     if remat == "none" or twin.recomputed() is not False:
         return []
@@ -59,7 +59,7 @@ def after_a_step(config: Config, twin: Twin) -> list[str]:
 
 
 def _costly_loop(config: Config, framework: str) -> Iterator[str]:
-    """A loop stacks all that its layers keep; unrolled, XLA makes some of it anew."""
+    """Warns of scanned layers, which stack all that they keep; unrolled, XLA recomputes some."""
     execution = config.execution
     if framework == "jax" and execution.layers == "scan" and execution.remat == "none":
         yield ("--layers scan without remat keeps more than unrolled layers; "
@@ -86,7 +86,7 @@ def _setting(config: Config, framework: str, device: str) -> AsTold:
 
 
 def _predicted(config: Config, s: Setting) -> Iterator[str]:
-    """Remat that lowers nothing, and logits that chunks would make fewer."""
+    """Warns of remat that lowers no peak, and of logits that chunks would reduce."""
     model = shape.of_model(config.model)
     state, needed = memory.state_bytes(model, s.roles), memory.step_bytes(model, s)
 
@@ -107,7 +107,7 @@ def _predicted(config: Config, s: Setting) -> Iterator[str]:
 
 
 def _useless_remat(config: Config, s: AsTold, needed: int) -> Iterator[str]:
-    """Remat that XLA has undone: its own account of the step is that of a step without.
+    """Warns of remat that XLA has undone: the step needs as much as one without.
 
     Args:
         needed: bytes beside the state; on any device, a CPU too, where without remat a step needs

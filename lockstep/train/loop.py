@@ -1,4 +1,4 @@
-"""The training loop: from where the state stands to the last step, or to a signal."""
+"""The training loop: from the loaded state to the last step, or to a signal."""
 
 import math
 import shlex
@@ -42,11 +42,11 @@ class Diverged(Exception):
 
 
 class Desynced(Exception):
-    """Processes that should have the same weights have not."""
+    """The weights of processes differ that should be equal."""
 
 
 class Loop:
-    """The steps of one process, and what they share."""
+    """The steps of one process, and their common state."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Loop:
         self.peak = peak and peak * config.mesh.size
 
     def run(self) -> int:
-        """Returns the exit status.
+        """Runs the loop; returns the exit status.
 
         Results are read one step late: the host does not wait for the step just started.
         """
@@ -125,7 +125,7 @@ class Loop:
         return DONE
 
     def draw(self, step: int) -> Any:
-        """The window of one step (from 0), on its way to the device."""
+        """Draws the window of one step (from 0), and starts its copy to the device."""
         return self.twin.place(batches.of_step(self.config, self.data.train, step, self.own_rows))
 
     def report(self, result: StepResult) -> None:
@@ -161,14 +161,14 @@ class Loop:
         self.log_problem = self.log.problem
 
     def write_norms(self, result: StepResult) -> None:
-        """Log the norms by module; a deep model's in several rows, for a line has a limit."""
+        """Log the norms by module; in several rows for a deep model, because lines have a limit."""
         norms = list(params.norms_by_module(result.norms, self.config.model).items())
         for start in range(0, len(norms), NORMS_A_ROW):
             part = dict(norms[start : start + NORMS_A_ROW])
             self.write({"kind": "norms", "step": self.done, **part})
 
     def require_finite(self, result: StepResult) -> None:
-        """Raises Diverged where to go on is of no use."""
+        """Raises Diverged if continuing is useless."""
         if self.scale.hopeless:
             raise Diverged(
                 self.scale.problem(),
@@ -186,7 +186,7 @@ class Loop:
             )  # fmt: skip
 
     def require_in_sync(self) -> None:
-        """Before a save, and now and then. Raises Desynced."""
+        """Raises Desynced if weights differ; called before saves and now and then."""
         self.compared = time.monotonic()
         if ranks := self.twin.desynced():
             which = ", ".join(map(str, ranks))
@@ -215,8 +215,7 @@ class Loop:
             )  # fmt: skip
 
     def locate_nonfinite(self, start: TrainState, bad: Diverged) -> str:
-        """Says in words where it begins: takes the steps from a state on, and looks into the bad
-        one."""
+        """Locates the first non-finite tensor: replays steps from a state, checks the bad one."""
         nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
         if bad.evaluation:
             window = batches.validation(self.config, self.data.val)

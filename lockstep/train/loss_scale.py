@@ -1,4 +1,4 @@
-"""The dynamic loss scale in plain English, and when it is of no use any more."""
+"""Reports changes of the dynamic loss scale, and stops a run that skips too many steps."""
 
 import math
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def carry(state: TrainState, config: Config, rows: Iterable[dict[str, Any]]) -> 
 
 
 class ScaleWatch:
-    """Read each step's result once; report when the scale moved, and why."""
+    """Reads each step's result once, and reports changes of the scale with the reason."""
 
     def __init__(self, config: Config, scale: float, rows: list[dict[str, Any]]) -> None:
         """`rows`: those of the log so far, for a run that is stopped and resumed amid skips."""
@@ -51,7 +51,7 @@ class ScaleWatch:
             self.skipped, self.before = [], step
 
     def lines(self, step: int, result: StepResult) -> list[str]:
-        """Say what a person should know of this step."""
+        """Writes the lines about this step's change of the scale."""
         if not self.enabled:
             return []
         self._count(step, result)
@@ -90,5 +90,5 @@ def _cause(result: StepResult) -> str:
 
 
 def _format(scale: float) -> str:
-    """A power of two: 65536, and not 6.5536e+04."""
+    """Formats a power of two: 65536, and not 6.5536e+04."""
     return f"{scale:.0f}" if scale >= 1 else f"{scale:g}"

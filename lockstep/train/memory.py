@@ -1,4 +1,4 @@
-"""Memory of this process, where no allocator counts it."""
+"""The memory of this process, if no allocator counts it."""
 
 import ctypes
 import resource
@@ -18,13 +18,13 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident_peak() -> int:
-    """Bytes: the largest resident set so far (`getrusage`, which counts KiB on Linux)."""
+    """Returns the bytes of the largest resident set so far (`getrusage` counts KiB on Linux)."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Heap:
-    """The heap of glibc: what this process frees, and keeps."""
+    """The heap of glibc, with the freed memory that this process keeps."""
 
     def __init__(self) -> None:
         self.one = False  # whether all threads share it
@@ -32,7 +32,7 @@ class Heap:
         self.needed = 0  # KiB resident after a step, with its buffers once
 
     def share(self) -> bool:
-        """Gives all threads one heap, before there are any; False where there is no glibc.
+        """Gives all threads one heap, before any starts; returns False without glibc.
 
         A heap of another thread's does not keep what is told here.
         """
@@ -40,7 +40,7 @@ class Heap:
         return self.one
 
     def keep_freed(self, on: bool) -> None:
-        """Tells glibc to keep what is freed, or to give it back as it does by itself.
+        """Tells glibc to keep freed memory, or to give it back as by default.
 
         XLA on a CPU takes its buffers anew in each step. glibc gives large ones back to the system,
         which hands them out again page by page, each cleared: a third of a small model's step. For
@@ -51,7 +51,7 @@ class Heap:
             self.needed = 0
 
     def give_back(self, buffers: int) -> None:
-        """After a step that takes so many bytes anew: all that is free, if too much is kept.
+        """Gives back all free memory if too much is kept; a step allocates `buffers` bytes.
 
         Where something small has settled at the edge of freed buffers, the next ones do not fit,
         and take as much again: without this a heap has five or six of each some steps later.
@@ -87,7 +87,7 @@ def _libc(name: str) -> Callable[..., int] | None:
 
 
 class ResidentGrowth:
-    """How far the resident set rises above what it is when this is made.
+    """The growth of the resident set since this object was made.
 
     Linux alone can forget a former peak (proc(5): clear_refs); elsewhere `bytes` is None.
     """

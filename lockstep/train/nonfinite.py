@@ -1,4 +1,4 @@
-"""Finds where numbers went wrong: the first tensor that is not finite, in a step taken again.
+"""Finds the first tensor that is not finite, in a repeated step.
 
 The batches are a function of the step and the weights of the checkpoint before it, so that the
 step need not have been watched when it was taken.
@@ -21,7 +21,7 @@ from lockstep.twin import Twin
 
 
 def replay(twin: Twin, config: Config, data: Corpus, start: TrainState, step: int) -> None:
-    """Takes the steps from a state up to the one before `step` again, unseen."""
+    """Repeats the steps from a state up to the one before `step`, without reports."""
     twin.load(start)
     for number in range(start.step, step - 1):
         twin.step(twin.place(batches.of_step(config, data.train, number)))()
@@ -62,12 +62,12 @@ def first_bad_tensor(twin: Twin, window: Batch) -> str:
 
 
 def _bad(arrays: Arrays) -> list[str]:
-    """The names of those that are not finite, in their order."""
+    """Lists the names of non-finite tensors, in order."""
     return [name for name, array in arrays.items() if not np.isfinite(array).all()]
 
 
 def _extent(arrays: Arrays, first: str, *others: str) -> str:
-    """How much of it is not finite, and how large what was computed just before it was."""
+    """Describes how much of a tensor is not finite, and the size of the tensor before it."""
     bad, names = arrays[first], list(arrays)
     share = f"{np.count_nonzero(~np.isfinite(bad)):,} of {bad.size:,} numbers"
     place = names.index(first)

@@ -1,4 +1,4 @@
-"""Flags for watching a run. They change no number of it, so config.json does not hold them."""
+"""Flags for watching a run; they change no number of it, so config.json does not have them."""
 
 import dataclasses
 import re

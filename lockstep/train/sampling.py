@@ -1,4 +1,4 @@
-"""Text from a trained model: one token at a time, in either framework the same.
+"""Samples text from a trained model, one token at a time, the same in either framework.
 
 The twin gives scores; the choice is drawn here, by numpy, so two twins that agree on the scores
 write the same text.
@@ -53,7 +53,7 @@ def sample(
 def choose(
     scores: np.ndarray, temperature: float, top_k: int, generator: np.random.Generator
 ) -> int:
-    """One token from finite scores (V,), by inverting the cumulative distribution.
+    """Chooses a token from finite scores (V,), by inverting the cumulative distribution.
 
     The candidates stay in the order of the vocabulary: noise in the scores, as between two twins,
     must not reorder them. Of equal scores the first tokens are taken.
@@ -69,6 +69,6 @@ def choose(
 
 
 def to_terminal(text: bytes | str) -> str:
-    """For a terminal: lines and tabs stay, other control characters are escaped."""
+    """Escapes a text for a terminal: lines and tabs stay, other control characters do not."""
     text = text if isinstance(text, str) else text.decode("utf-8", "replace")
     return printable(text, keep="\n\t")

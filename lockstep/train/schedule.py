@@ -13,7 +13,7 @@ LEFT = {
 
 
 def learning_rates(optim: OptimConfig) -> np.ndarray:
-    """float64 (steps,): the rate of the u-th *update*, u from 0.
+    """Computes float64 (steps,): the rate of the u-th *update*, u from 0.
 
     An optimizer step that was skipped made no update, so the schedule stands still on it. Both
     twins index this one table: the rates are the same bytes in both.

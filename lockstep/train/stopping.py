@@ -1,11 +1,11 @@
-"""Ctrl-C and SIGTERM, as the training loop wants them."""
+"""Handles Ctrl-C and SIGTERM for the training loop."""
 
 import signal
 from collections.abc import Callable
 
 
 class StopSignal:
-    """Ctrl-C or SIGTERM asks the loop to stop after its step; a second one ends the process.
+    """A handler by which a signal stops the loop after its step; a second one ends the process.
 
     Never by an exception, which a framework's native code need not survive.
     """

@@ -55,7 +55,7 @@ def open_trackio(folder: Path, settings: Row) -> Tool:
 
 
 def open_wandb(folder: Path, settings: Row) -> Tool:
-    """Stay offline unless WANDB_MODE says otherwise: a run asks for no network."""
+    """Open wandb, offline unless WANDB_MODE says otherwise: a run needs no network."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE", "offline")
@@ -82,13 +82,13 @@ TOOLS: dict[str, tuple[str, Callable[[Path, Row], Tool]]] = {  # name: its packa
 
 
 def require_installed(name: str) -> None:
-    """Raises UserError: it is unknown, or its package is not installed."""
+    """Raises UserError if a tracker is unknown, or its package is not installed."""
     require(name in TOOLS, "--track", name, f"unknown; use {', '.join(TOOLS)}")
     require_package(f"--track {name}", TOOLS[name][0], name)
 
 
 class Tracker:
-    """One tool, for as long as a `with` lasts."""
+    """A tracker, open for as long as a `with` lasts."""
 
     def __init__(self, name: str, run: Path, config: Config, say: Callable[[str], None]) -> None:
         """

@@ -1,4 +1,4 @@
-"""A training run, for every twin: what the loop needs, the loop, and the exit status."""
+"""A training run of any twin: prepares the loop, runs it, returns the exit status."""
 
 import contextlib
 import math
@@ -130,7 +130,7 @@ def _with_twin(
 
 
 def _load(twin: Twin, state: TrainState) -> None:
-    """Load one's part of the state.
+    """Load this process's part of the state.
 
     Raises:
         UserError: in all processes, where one cannot read its part, or has found another
@@ -216,7 +216,7 @@ def restore(
 
 
 def load_data(config: Config, run: Path) -> Corpus:
-    """The data that a run began with.
+    """Load the data that a run began with.
 
     Raises:
         UserError: it has changed, or the config does not fit it.
@@ -235,7 +235,7 @@ def load_data(config: Config, run: Path) -> Corpus:
 
 
 def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainState, list[str]]:
-    """The data and the state to go on from, and what the user should know about them."""
+    """Load the data and the state from which to start, with notes for the user."""
     if resumed is None:
         data = corpus.load(**vars(config.data))
         corpus.require_tokenizer(config.data.data, config.data.tokenizer)

@@ -1,4 +1,4 @@
-"""A watch over the other processes of a run: each counts up, and who stands still is missing.
+"""Heartbeats of a run's processes: each counts up, and one whose count stops is missing.
 
 An exchange may take as long as a save or a compilation does; a process that is stopped or dead
 ends the run all the same.
@@ -21,7 +21,7 @@ LEFT = -1  # the count of a process that has ended as it should
 
 
 class Watch:
-    """Two threads: one may wait for whoever keeps the counts, the other counts its beats.
+    """A heartbeat in two threads: one talks to the keeper of the counts, the other checks beats.
 
     Beats and not seconds: a machine that is suspended has not lost its processes.
     """
@@ -56,7 +56,7 @@ class Watch:
                 self.beat(LEFT)
 
     def missing(self) -> list[int]:
-        """After an exchange that failed: who does not count within some seconds."""
+        """Finds, after a failed exchange, the processes that do not count within some seconds."""
         found: list[int] = []
         for _ in range(FAILED if self.counts else 0):
             time.sleep(BEAT)
@@ -65,7 +65,7 @@ class Watch:
         return found
 
     def _silent_for(self, beats: int) -> list[int]:
-        """Finds the ranks that are gone: where no count moves, not even one's own, it is rank 0."""
+        """Finds the ranks that are gone; if no count changes, not even our own, it is rank 0."""
         missing = [rank for rank, n in enumerate(self.silent) if n >= beats]
         return missing if len(missing) < len(self.silent) else [0]
 
@@ -88,6 +88,6 @@ class Watch:
 
 
 def end_process(line: str) -> None:
-    """Ends the process at once: another thread may wait for one that will never answer."""
+    """Ends this process at once, because another thread may wait for a dead rank."""
     print(line, file=sys.stderr, flush=True)
     os._exit(MISTAKE)

@@ -1,4 +1,4 @@
-"""The small files beside weights: a run keeps them, and an export hands them on."""
+"""The small files beside weights, which a run keeps and an export copies."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ TOKENIZER = (
 
 
 def keep(config: Config, run: Path) -> None:
-    """Keep the model's from `--init`; the tokenizer's from one folder, or they would not fit."""
+    """Keep the model's files from `--init`, and the tokenizer's from one folder, to match."""
     init, tokenizer = config.run.init, config.data.tokenizer or config.run.init
     for names, folder in ((MODEL, init), (TOKENIZER, tokenizer)):
         if folder:

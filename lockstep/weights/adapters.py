@@ -49,7 +49,7 @@ def write_adapters(folder: Path, config: Config, weights: Weights, dtype: str) -
 
 
 def _of_layer(module: str, layout: Layout, weights: Weights, dtype: str) -> Arrays:
-    """PEFT's matrices are out x in, even where those of the layer are not."""
+    """Converts a layer's matrices to PEFT's out x in, which the layer's own may not be."""
     a, b = (cast(name, weights.read(name), dtype) for name in (f"{module}.lora_{x}" for x in "ab"))
     found = Arrays()
     for name, rows in layout.rows(f"{module}.weight").items():

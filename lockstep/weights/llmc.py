@@ -57,7 +57,7 @@ def open_file(path: Path) -> Source:
 
 
 def read_header(stream: BufferedReader) -> np.ndarray:
-    """int32 (256,); zeros where the file ends before."""
+    """Reads the header, int32 (256,); zeros if the file is shorter."""
     return np.frombuffer(stream.read(HEADER).ljust(HEADER, b"\0"), "<i4")
 
 

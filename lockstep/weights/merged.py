@@ -28,7 +28,7 @@ class Weights:
 
     @property
     def dtype(self) -> str:
-        """The run's own."""
+        """Returns the run's own dtype."""
         return next(tensor.dtype.name for tensor in self.saved.values())
 
     def read(self, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A source that `--init` names: a model, and its weights, which are read a tensor at a time."""
+"""The source of `--init`: a model, and its weights, read one tensor at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ LONGEST = 1024  # tokens of context, where --context does not say
 
 @dataclass(frozen=True)
 class Source:
-    """A model, and how its weights are read.
+    """A model, and a reader of its weights.
 
     Args:
         name: what `--init` names.
@@ -32,7 +32,7 @@ class Source:
     remedy: str = "restore the files"
 
     def weights(self, model: ModelConfig) -> Arrays:
-        """Canonical weights in the files' dtype, without adapters.
+        """Reads canonical weights in the files' dtype, without adapters.
 
         Raises:
             UserError: they are not those of the model, or the files are damaged.
