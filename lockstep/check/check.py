@@ -160,17 +160,20 @@ def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
 def pair_tensors(
     reference: Trace, port: Port, overrides: dict[str, Any], follower: Follower
 ) -> Prover:
-    """Guesses by names which tensor is which; where anything is then wrong, follows the data. What
-    that leaves open on both sides, names and shapes alone may pair."""
+    """Guesses by names which tensor is which, stacked and fused ones last; where anything is then
+    wrong, follows the data. What that leaves open on both sides, names and shapes may pair."""
     made = port.mapping = propose(reference, port, overrides)
     prover = Prover(port, reference, calls_of(reference))
     prover.search()
-    open_ = prover.best.wrong or made.only_reference or made.only_port
-    if open_:
-        if found := follower.found:
-            prover.try_other(propose(reference, port, overrides, found))
-        if not found or made.left_over:
-            prover.try_other(propose(reference, port, overrides, joined=True))
+    if not (prover.best.wrong or made.only_reference or made.only_port):
+        return prover
+    joined = propose(reference, port, overrides, joined=True) if made.left_over else None
+    if joined and port.isolates and prover.take_if_right(joined):
+        return prover
+    if found := follower.found:
+        prover.try_other(propose(reference, port, overrides, found))
+    if not found or made.left_over:
+        prover.try_other(propose(reference, port, overrides, joined=True))
     return prover
 
 

@@ -118,6 +118,20 @@ class Prover:
             self._part_boundaries()
         return self.best
 
+    def take_if_right(self, other: Mapping) -> bool:
+        """Takes another mapping in place of this if nothing is wrong with it, and each tensor has a
+        partner."""
+        former, best = [*self.mapping.entries], self.best
+        self._become(other.entries)
+        self.best = self.trial()
+        right = not (self.best.wrong or other.only_reference or other.only_port)
+        if right:
+            self._take_rest(other)
+        else:
+            self._become(former)
+            self.best = best
+        return right
+
     def try_other(self, other: Mapping) -> Trial:
         """Takes another mapping in place of this, unless more is wrong with it, or it leaves more
         tensors without a partner on both sides."""
@@ -131,9 +145,12 @@ class Prover:
             self._become(former)
             self.best, self.apart = best, apart
         else:
-            for name in ("only_reference", "only_port", "notes"):
-                setattr(self.mapping, name, getattr(other, name))
+            self._take_rest(other)
         return self.best
+
+    def _take_rest(self, other: Mapping) -> None:
+        for name in ("only_reference", "only_port", "notes"):
+            setattr(self.mapping, name, getattr(other, name))
 
     def _become(self, entries: list[Entry]) -> None:
         self.mapping.entries[:] = entries
