@@ -117,6 +117,20 @@ def test_a_port_in_jax_is_fed_what_the_reference_had(
     assert "\n1 between h.*.mlp.c_fc and h.*.mlp.c_proj, forward, all layers: " in said
 
 
+@tier("rest", guard="a port in torch, whose calls are fed by the same values")
+def test_a_port_in_bfloat16_is_held_to_its_own_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, port = ROOT / "examples" / "large", tmp_path / "port.py"
+    text = (folder / "large_nnx.py").read_text()
+    gelu = "nnx.gelu(self.up(self.norm(x)), approximate=True)"
+    assert gelu in text
+    for function, status in ((gelu, DONE), ("nnx.relu(self.up(self.norm(x)))", FAILED)):
+        port.write_text(text.replace(gelu, function))
+        assert run("check", folder / "large_torch.py", port, "--forward") == status
+    assert "\n1 between layers.*.up and layers.*.down, forward" in capsys.readouterr().out
+
+
 @tier("rest", guard="a port in torch, which keeps no other copy")
 def test_a_large_model_in_jax_is_kept_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
