@@ -69,17 +69,13 @@ def _root(number: int | str, root: Root, kind: str = "root") -> str:
 def _rungs(rungs: Sequence[Stage]) -> str:
     rows: list[list[str | Cell]] = []
     for rung in sorted(rungs, key=lambda rung: rung.number):
-        worst, total = rung.worst, len(rung.findings)
-        figures = [f"{worst.figure:.2g}", f"{worst.bound:.2g}", worst.where]
+        worst, mark = rung.worst, "bad" if rung.spots else "good"
+        figures = f"{worst.figure:.2g}", f"{worst.bound:.2g}", worst.where
         if rung.lacks:
-            said, mark, figures = f"not run: {rung.lacks}", "dim", ["", "", ""]
-        elif rung.spots:
-            said, mark = f"{len(rung.spots)} of {total} different", "bad"
-        else:
-            said, mark = f"{total} equal", "good"
+            mark, figures = "dim", ("", "", "")
         largest, bound, at = figures
-        rows.append([rung.number, rung.name, Cell(said, mark), Cell(largest, "figure"),
-                     Cell(bound, "figure"), at])  # fmt: skip
+        rows.append([rung.number, rung.name, Cell(report.outcome(rung), mark),
+                     Cell(largest, "figure"), Cell(bound, "figure"), at])  # fmt: skip
     return table(("rung", "compares", "result", "largest", "bound", "at"), rows)
 
 

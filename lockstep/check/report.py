@@ -131,15 +131,22 @@ def _infinite(ours: np.ndarray | None, theirs: np.ndarray | None) -> str:
     return f"the {'reference' if np.isfinite(ours).all() else 'port'}'s is not finite"
 
 
-def _of_rung(rung: Stage) -> str:
-    name = f"rung {rung.number:2} {rung.name:22}"
+def outcome(rung: Stage) -> str:
+    """Says how many of a rung's figures differ, or why it was not run."""
     if rung.lacks:
-        return f"{name} not run: {rung.lacks}"
-    total, different, worst = len(rung.findings), len(rung.spots), rung.worst
+        return f"not run: {rung.lacks}"
+    total, different = len(rung.findings), len(rung.spots)
     if rung.number == "1":
-        return f"{name} {total - different} of {total} paired"
-    verdict = f"{different} of {total} different" if different else f"{total} equal"
-    return f"{name} {verdict}; largest {worst.figure:.2g} (bound {worst.bound:.2g}), {worst.where}"
+        return f"{total - different} of {total} paired"
+    return f"{different} of {total} different" if different else f"{total} equal"
+
+
+def _of_rung(rung: Stage) -> str:
+    line = f"rung {rung.number:2} {rung.name:22} {outcome(rung)}"
+    if rung.lacks or rung.number == "1":
+        return line
+    worst = rung.worst
+    return f"{line}; largest {worst.figure:.2g} (bound {worst.bound:.2g}), {worst.where}"
 
 
 def to_json(result: Result) -> dict[str, Any]:
