@@ -213,6 +213,8 @@ tuned = make_rows(
         ("fp64", "none", 4, "gpt2", "unroll", "3", "data=1", 3, ADAPTED, ADAPTED_FROZEN),
         ("bf16", "none", 4, "tiny", "unroll", "1", "data=1", 3, "", ""),
         ("fp64", "block", 1, "tiny", "scan", "1", "data=1", 3, ADAPTED, ""),
+        ("fp64", "none", 4, "gpt2", "unroll", "1", "data=2,fsdp=2", 3, "", ""),
+        ("fp64", "none", 1, "tiny", "unroll", "1", "fsdp=2", 0, "", FROZEN),
     ],
     [
         ("fp64", "dots", 4, "grouped", "scan", "1", "data=1", 0, "", FROZEN),
@@ -220,8 +222,6 @@ tuned = make_rows(
         ("tf32", "none", 1, "tiny", "unroll", "1", "data=1", 3, "", ""),
         ("fp16", "sqrt", 4, "tiny", "scan", "1", "data=1", 3, "", ""),
         ("fp16", "none", 4, "gpt2", "unroll", "1", "data=2", 3, "", ""),
-        ("fp64", "none", 4, "gpt2", "unroll", "1", "data=2,fsdp=2", 3, "", ""),
-        ("fp64", "none", 1, "tiny", "unroll", "1", "fsdp=2", 0, "", FROZEN),
     ],
 )
 

@@ -48,6 +48,8 @@ nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
 fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  f . t r r . . . . r .
 bf16-none-4-tiny-unroll-1-data=1-3--                  . . r . . . . . . . .
 fp64-block-1-tiny-scan-1-data=1-3-*.qkv,*.mlp-        f . f r f . . . . r .
+fp64-none-4-gpt2-unroll-1-data=2,fsdp=2-3--           . . . . . . . . . . r
+fp64-none-1-tiny-unroll-1-fsdp=2-0--embed,*.attn,*.norm1 . . . . . . . . . . r
 fp64-block-4-gpt2-unroll-data=2,fsdp=2                . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-fsdp=4                          . . . . . . . . . . r
 bf16-none-1-tiny-unroll-fsdp=2                        . . . . . . . . . . r
