@@ -81,8 +81,7 @@ class Kernel:
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """One message of a device to the others; bytes and elements of what is then whole, or was
-    before it was summed."""
+    """A message of a device to the others, with bytes and elements of the unsharded array."""
 
     kind: str  # of `COLLECTIVES`
     dtype: str  # "bfloat16+float32" where they go together

@@ -21,7 +21,7 @@ FASTER = 0.8
 
 
 class Ability(NamedTuple):
-    """How a framework can run a policy here."""
+    """A framework's way to run a policy here."""
 
     state: str
     why: str = ""

@@ -80,8 +80,10 @@ def _masked(config: Config, step: int) -> Batch:
 
 
 def _packed(config: Config, step: int) -> Batch:
-    """Each row is documents of any length, one behind the other, and padding: at its end, but in
-    every third row at its begin. The last token of a document has no target, nor has padding."""
+    """Draws rows of documents of any length and padding, which every third row has at its start.
+
+    The last token of a document has no target, nor has padding.
+    """
     window = _masked(config, step)
     n, b, t = window.tokens.shape
     random = np.random.Generator(np.random.Philox(key=[config.optim.seed, 6], counter=step))

@@ -179,8 +179,7 @@ def remat(case: Case) -> Iterator[Finding]:
 
 
 def same_flops(case: Case) -> Finding:
-    """Both recompute the same matmuls. Unrolled: a loop cannot leave out what its last turn need
-    not do."""
+    """Compares the matmuls' FLOPs of unrolled layers: a loop cannot skip work at its end."""
     config = case.config.replace(accum=1, dropout=0.0, layers="unroll")
     window = case.windows(1, config).select(0)
     ours, theirs = (side.step_flops(config, case.perturbed, window) for side in case.sides)
