@@ -215,7 +215,7 @@ class Fits:
 
 
 def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:
-    """The elements that a value holds: as they stand in it, and as in the tensor that they are."""
+    """Lists the elements that a value holds: as they stand in it, and as in their tensor."""
     labels = present(side.labels(frontier))
     for name in side.names_of(frontier):
         number = side.numbers[name]

@@ -59,7 +59,7 @@ class Followed:
     met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
 
     def partners(self, name: str) -> list[str]:
-        """The reference's tensors of which a tensor of the port is made, in its own order."""
+        """Lists the reference's tensors of which a tensor of the port is made, in its own order."""
         places = self.source[name].reshape(-1)
         names, starts = list(self.starts), np.array(list(self.starts.values()))
         owners = np.searchsorted(starts, places[places != OPEN], "right") - 1
@@ -290,7 +290,7 @@ class _Walk:
         return replace(candidate, places=places)
 
     def _settle(self, number: int, candidate: Candidate) -> None:
-        """A part of the reference's value, or several joined, is like what it is a part of."""
+        """Counts a part of the reference's value, or several joined, as like the whole."""
         if number in self.now.have and not self.now.alike[number]:
             alike = [n for m in candidate.met for n in self.known.find(self.known.rows[m])]
             self.now.alike[number] = alike
@@ -390,7 +390,7 @@ class _Walk:
     # Where none had: another order of the same algebra, or a difference.
 
     def _ahead(self, number: int) -> list[int]:
-        """The operation, and what is made of its result with what is known."""
+        """Lists the operation, and what is made of its result with what is known."""
         found = [number]
         for n in self.port.below(number, AHEAD):
             if self._inputs_are_there(n, found) and not any(
@@ -408,7 +408,7 @@ class _Walk:
         return any(self.known.find(row) for row in rows if row[0] > 1)
 
     def _near(self) -> list[int]:
-        """The reference's operations that are next in its order, of those without a partner."""
+        """Lists the reference's operations without a partner, the next in its order first."""
         return [m for m in self.reference.meetings if m not in self.now.done]
 
     def _guess(
@@ -580,7 +580,7 @@ class _Walk:
         self._play(sorted(stale))
 
     def _of_same_tensors(self, number: int) -> list[int]:
-        """The reference's operations that meet what this meets."""
+        """Lists the reference's operations that meet what this meets."""
         ours = {_elements(self._source_of(f)) for f in self.port.frontiers(number)}
         return [
             m for m in self.reference.meetings

@@ -13,7 +13,7 @@ from lockstep.check.tensors import Tensors
 
 
 def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """A tensor with a leading axis of layers, beside one tensor a layer; either way round."""
+    """Pairs a tensor with a leading axis of layers with one tensor a layer, either way round."""
     for ours, theirs, port_stacks in ((port, reference, True), (reference, port, False)):
         stacked = mapping.only_port if port_stacks else mapping.only_reference
         singles = mapping.only_reference if port_stacks else mapping.only_port
@@ -85,7 +85,7 @@ def match_fused(
 
 
 def _layers(side: Tensors) -> int:
-    """How many; a module's only number is none."""
+    """Counts layers; a module's only number is none."""
     return len({index[0] for index in side.indexes.values() if index})
 
 

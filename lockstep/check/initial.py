@@ -30,7 +30,7 @@ def compare_initial_values(entries: list[Entry], port: Port, reference: Trace) -
 
 
 def farthest_moment(ours: dict[str, float], theirs: dict[str, float]) -> tuple[float, str]:
-    """In sampling errors, and both sides' figures.
+    """Measures the gap of moments in sampling errors; tells both sides' figures.
 
     Of few elements the moments' errors have heavier tails than a normal variable: five of theirs
     are then 1 + 2.5 / (n - 1) times wider for the spread (Fisher's z of n - 1 degrees of freedom;
@@ -61,7 +61,7 @@ def farthest_moment(ours: dict[str, float], theirs: dict[str, float]) -> tuple[f
 
 
 def _is_round(x: float) -> bool:
-    """Such as 0, 1 or 0.5: chosen, not drawn."""
+    """Says if a number was chosen, not drawn, such as 0, 1 or 0.5."""
     return float(64 * x).is_integer()
 
 

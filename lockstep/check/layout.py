@@ -37,7 +37,7 @@ class Piece:
     cuts: tuple[Cut, ...] = ()
 
     def take(self, arrays: Arrays) -> np.ndarray:
-        """A view of it."""
+        """Returns a view of the piece."""
         x = arrays[self.name]
         for cut in self.cuts:
             x = cut.of(x)
@@ -97,7 +97,7 @@ class Entry:
 
 
 def fitting_permutations(reference: Shape, port: Shape) -> list[Shape]:
-    """The permutations of the reference's axes that give the port's shape, axes split or merged."""
+    """Lists permutations of the reference's axes that give the port's shape, split or merged."""
     if prod(reference) != prod(port) or len(reference) > 5:
         return []
     found = []
@@ -127,7 +127,7 @@ def _regroups(a: Shape, b: Shape) -> bool:
 
 
 def to_port(entries: list[Entry], reference: Arrays, shapes: dict[str, Shape]) -> Arrays:
-    """The port's arrays, from the reference's: views of these where one is a whole tensor."""
+    """Makes the port's arrays of the reference's: views of these where one is a whole tensor."""
     made: Arrays = {}
     for entry in entries:
         name, values = entry.port.name, entry.to_port(entry.reference.take(reference))

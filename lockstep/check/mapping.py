@@ -149,7 +149,7 @@ def _owners_paired(mapping: Mapping) -> dict[str, str]:
 
 
 def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
-    """By name: its module's place in the order of calls, among those of its layer and size."""
+    """Maps names to their modules' places in the order of calls, within layer and size."""
     found: dict[str, int] = {}
     seen: dict[tuple[tuple[int, ...], int], list[str]] = {}
     for name in side.order:
@@ -210,7 +210,7 @@ def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
 
 
 def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
-    """Each two tensors of the port get each other's partner; False where these do not fit."""
+    """Exchanges the partners of each two tensors of the port; False where these do not fit."""
     entries = {entry.port.name: at for at, entry in enumerate(mapping.entries)}
     if not all(name in entries for pair in pairs for name in pair):
         return False
@@ -227,7 +227,7 @@ def exchange(mapping: Mapping, pairs: list[tuple[str, str]]) -> bool:
 
 
 def _match_tied(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """A tensor of the port's own for what the reference ties to another."""
+    """Pairs a tensor of the port's own with what the reference ties to another."""
     for p in list(mapping.only_port):
         for alias, r in reference.aliases.items():
             if fitting_permutations(reference.shapes[r], port.shapes[p]) and (

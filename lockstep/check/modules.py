@@ -37,7 +37,7 @@ class Calls:
         return [e[1:] for e in self.events if e[0] == "-"]
 
     def slots(self, kind: str, call: str) -> list[str]:
-        """The keys of its inputs, "in", or outputs, "act", in order."""
+        """Lists the keys of a call's inputs, "in", or outputs, "act", in order."""
         keys = (f"{kind}/{slot(call, at)}" for at in range(MOST))
         return [key for key in keys if key in self.arrays]
 
@@ -91,7 +91,7 @@ def shapes_of_other_sizes(call: str, theirs: Calls, ours: Calls) -> list[list[in
 
 
 def above(call: str, parents: dict[str, str]) -> Iterator[str]:
-    """The calls inside which one is, the nearest first."""
+    """Yields the calls inside which one is, the nearest first."""
     while call := parents.get(call, ""):
         yield call
 
@@ -136,7 +136,7 @@ def pair_calls(entries: list[Entry], reference: Calls, port: Calls) -> dict[str,
 def _tensors_held(
     entries: list[Entry], reference: Calls, port: Calls
 ) -> list[tuple[list[str], list[str]]]:
-    """The calls of both sides that hold the same tensors."""
+    """Finds the calls of both sides that hold the same tensors."""
     groups: list[dict[frozenset[int], list[str]]] = []
     for side, calls in (("reference", reference), ("port", port)):
         found: dict[frozenset[int], list[str]] = {}
@@ -289,7 +289,7 @@ class Pairing:
     masked: dict[Shape, np.ndarray]  # positions, all axes but the last, that reach no loss
 
     def value(self, key: str, arrays: Arrays) -> np.ndarray | None:
-        """The port's array, in the reference's axes."""
+        """Returns the port's array, in the reference's axes."""
         axes, x = self.axes.get(key.removeprefix("d")), arrays.get(key)
         return axes.to_theirs(x) if axes and x is not None else None
 
@@ -299,7 +299,7 @@ class Pairing:
                 if pair[0].startswith("act/")]  # fmt: skip
 
     def forced(self, reference: Calls) -> Arrays:
-        """The reference's inputs, outputs and cotangents, in the port's axes."""
+        """Returns the reference's inputs, outputs and cotangents, in the port's axes."""
         found: Arrays = {}
         for slots in self.slots.values():
             for p, r in slots.items():

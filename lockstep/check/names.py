@@ -56,7 +56,7 @@ def segments(name: str) -> list[str]:
 
 
 def words(name: str) -> set[str]:
-    """Its words in one spelling, without what says only that it is a tensor."""
+    """Splits a name into words of one spelling, without those that say only that it is a tensor."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     for phrase, meaning in PHRASES:
         text = re.sub(rf"(?<![a-z]){phrase}(?![a-z\d])", meaning, text)
@@ -95,7 +95,7 @@ def may_be_alike(a: str, b: str) -> bool:
 
 
 def owner(name: str) -> str:
-    """The module that holds a tensor; in a tree without modules, what kernel and bias share."""
+    """Names the module that holds a tensor; without modules, what kernel and bias share."""
     *outer, leaf = segments(name)
     low = leaf.lower()
     if low in LEAVES | STATISTICS:
@@ -108,7 +108,7 @@ def owner(name: str) -> str:
 
 
 def outer(name: str) -> str:
-    """The module around the one that holds a tensor."""
+    """Names the module around the one that holds a tensor."""
     return owner(name).rpartition(".")[0]
 
 
@@ -180,7 +180,7 @@ def numbers_of_no_layer(kinds: dict[str, str]) -> set[str]:
 
 
 def places_of(tensors: Iterable[str], whole: Collection[str] = ()) -> dict[str, str]:
-    """Each name's place in all layers; the name itself where it stands for that place alone."""
+    """Maps names to their place in all layers, or to themselves where they are alone there."""
     found = {name: wildcard(name, whole) for name in tensors}
     count = Counter(found.values())
     return {name: place if count[place] > 1 else name for name, place in found.items()}

@@ -156,7 +156,7 @@ def _place(piece: Piece, numbers: names.Indexes) -> str:
 
 
 def _words(piece: Piece, side: Tensors) -> set[str]:
-    """The words of a name; a third of what is fused is a query, a key or a value."""
+    """Splits a name into words; a third of what is fused is a query, a key or a value."""
     words = names.words(piece.name)
     if "qkv" not in words or not piece.cuts or piece.cuts[-1].index:
         return words

@@ -123,7 +123,7 @@ def aliases_of(tied: list[list[str]]) -> dict[str, list[str]]:
 def tensors_of(
     about: dict[str, Any], weights: Arrays, events: list[str], kinds: dict[str, str]
 ) -> Tensors:
-    """One side as the mapping sees it: its tensors in the order of calls."""
+    """Lists one side's tensors as the mapping sees them, in the order of calls."""
     modules = {**about["modules"], **{module_of(c): k for c, k in kinds.items()}}
     owner = {name: ".".join(segments(name)[:-1]) for name in weights}
     called = {module_of(e[1:]): at for at, e in reversed(list(enumerate(events))) if e[0] == "+"}

@@ -19,7 +19,7 @@ MAIN = f"import sys\nfrom {PACKAGE}.main import main\nsys.exit(main())\n"
 
 
 def export(file: Path) -> None:
-    """The recorder as one file that any Python runs: `python FILE record ...`."""
+    """Writes the recorder as one file that any Python runs: `python FILE record ...`."""
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("__main__.py", MAIN)
         for source in sorted((ROOT / PACKAGE).glob("*.py")):

@@ -189,14 +189,14 @@ class Prover:
         return {place for place in free if place in isolated or place.startswith(outer)}
 
     def _far(self, ran: PortRun) -> set[str]:
-        """The places of a run that are wrong by more than a constant made in float32 is."""
+        """Finds the places of a run that are wrong by more than a constant made in float32 is."""
         loss, bounds = self.reference.about["loss"], rungs.Bounds(self.reference)
         rung = rungs.activations("", "", self.best.pairing, self.calls, ran, loss, bounds, [])
         return {names.wildcard(spot.where) for spot in rung.spots
                 if spot.rule != "loss" and spot.figure > FAR}  # fmt: skip
 
     def find_exchange(self, place: str) -> str:
-        """Two siblings of one parent that the port exchanges, inside a place; "" where none.
+        """Finds two siblings of one parent that the port exchanges, inside a place; "" where none.
 
         With the exchange nothing in this place is wrong. Names say that the mapping is right: it
         stays.
@@ -207,8 +207,8 @@ class Prover:
         return ""
 
     def find_turned(self, place: str) -> str:
-        """A square kernel inside a place of which the port uses the axes in the other order; ""
-        where none."""
+        """Finds a square kernel inside a place of which the port uses the axes in the other order;
+        "" where none."""
         kernels: dict[str, list[int]] = {}
         for at, entry in enumerate(self.mapping.entries):
             name = names.wildcard(entry.reference.name)

@@ -62,14 +62,14 @@ def headline(result: Result) -> str:
 
 
 def _uncompared(result: Result) -> str:
-    """The state that was compared with nothing, of either side."""
+    """Tells the state that was compared with nothing, of either side."""
     names = result.uncompared
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"; compared with nothing: {', '.join(names[:2])}{more}" if names else ""
 
 
 def _random(result: Result) -> str:
-    """The reference's two losses where they are known, and the remedy."""
+    """Tells the reference's two losses where they are known, and the remedy."""
     losses = [result.reference.get(name) for name in ("loss", "again")]
     apart = all(type(x) is float for x in losses) and losses[0] != losses[1]
     said = f": {losses[0]:.6g}, then {losses[1]:.6g}" if apart else ""
@@ -121,7 +121,7 @@ def figure(root: Root) -> str:
 
 
 def _infinite(ours: np.ndarray | None, theirs: np.ndarray | None) -> str:
-    """Why the gap of two arrays is."""
+    """Says why the gap of two arrays is infinite."""
     if ours is None or theirs is None:
         return "another value, size, or not finite"
     if ours.size != theirs.size:
@@ -150,7 +150,7 @@ def _of_rung(rung: Stage) -> str:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """The schema that docs/check.md describes."""
+    """Returns the report in the schema that docs/check.md describes."""
     return {
         "schema": SCHEMA,
         "verdict": result.verdict,
@@ -167,7 +167,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def map_json(result: Result) -> dict[str, Any]:
-    """The map that `--save-map` writes and `--map` reads."""
+    """Returns the map that `--save-map` writes and `--map` reads."""
     return {
         "tensors": tensors_json(result.mapping), "modules": result.pairs,
         "only_reference": result.mapping.only_reference, "only_port": result.mapping.only_port,

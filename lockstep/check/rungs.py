@@ -161,7 +161,7 @@ def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Piec
 
 
 def labels_of(reference: Trace) -> dict[str, int]:
-    """The recorded sequences of updates, and their steps; the plain one first."""
+    """Lists the recorded sequences of updates, and their steps; the plain one first."""
     found: dict[str, int] = {}
     for name in reference.arrays:
         if name.startswith("fed/") and "/weights/" in name:

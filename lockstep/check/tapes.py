@@ -110,7 +110,7 @@ class SideTape(Graph):
         return seen
 
     def below(self, number: int, most: int) -> list[int]:
-        """The next values that are made of one, in order."""
+        """Lists the next values that are made of one, in order."""
         found: list[int] = []
         reached = {number}
         for n in range(number + 1, len(self.values)):
@@ -132,7 +132,7 @@ class SideTape(Graph):
         return self._labels.get(number)
 
     def frontiers(self, number: int) -> tuple[int, ...]:
-        """The last values above an operation that hold elements of parameters as they are."""
+        """Finds the last values above an operation that hold elements of parameters unchanged."""
         if number not in self._frontiers:
             found: list[int] = []
             stack = [n for n in self.values[number].inputs if self.is_pure(n)][::-1]
@@ -150,7 +150,7 @@ class SideTape(Graph):
         return self._frontiers[number]
 
     def names_of(self, number: int) -> list[str]:
-        """The parameters that a value is made of."""
+        """Lists the parameters that a value is made of."""
         return [self.values[n].name for n in self.above([number]) if self.values[n].name]
 
 
@@ -221,7 +221,7 @@ class RecordedTape(SideTape):
         self._kept |= {n: arrays[v["kept"]] for n, v in enumerate(about["values"]) if "kept" in v}
 
     def value_of(self, number: int) -> np.ndarray | None:
-        """A value, where the trace has it."""
+        """Returns a value, where the trace has it."""
         x = self._kept.get(number)
         return None if x is None else x.reshape(self.values[number].shape)
 
@@ -265,7 +265,7 @@ def order_between(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> np.
 
 
 def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) -> str:
-    """Why what a trace says of its tape is none, or "".
+    """Says why what a trace says of its tape is none, or "".
 
     Args:
         about: JSON.
@@ -346,7 +346,7 @@ class Known:
         }
 
     def find(self, row: np.ndarray) -> list[int]:
-        """The values that have the same elements, in any order."""
+        """Finds the values that have the same elements, in any order."""
         if np.isnan(row).any() or int(row[0]) not in self.tables:
             return []
         like = are_alike(self.tables[int(row[0])], row, self.tolerance)

@@ -159,7 +159,7 @@ def _do_nest(events: list[str]) -> bool:
 
 
 def _leaves(spec: Any, depth: int = 0) -> list[Any] | None:
-    """The arrays that a batch's description names; None where it describes nothing."""
+    """Lists the arrays that a batch's description names; None where it describes nothing."""
     if type(spec) is not dict or not spec or depth > 20:
         return None
     kind, inner = next(iter(spec.items()))
@@ -175,7 +175,7 @@ def _leaves(spec: Any, depth: int = 0) -> list[Any] | None:
 
 
 def _missing(about: dict[str, Any], arrays: Arrays) -> str:
-    """Why the arrays are not those that the JSON speaks of, or ""."""
+    """Says why the arrays are not those that the JSON speaks of, or ""."""
     weights = group(arrays, "weights/0")
     if set(weights) != set(about["initial"]):
         return "initial values of other tensors than the weights"

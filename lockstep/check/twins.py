@@ -60,7 +60,7 @@ def check_twins(reference: Side, other: Side, config: Config) -> Result:
 
 
 def _write(folder: Path, side: Side, config: Config) -> Path:
-    """A program's file."""
+    """Writes a program's file."""
     file = folder / f"twin_{side.name.replace(' ', '_')}.py"
     named = {"framework": side.framework, "module": side.module, "variant": side.variant}
     own = json.dumps(side.place(config).to_json())
