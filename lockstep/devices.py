@@ -200,7 +200,9 @@ def find_reported(reported: str) -> Device | None:
 
 
 def peak(reported: str, kinds: Iterable[Roles]) -> float | None:
-    """Dense FLOP/s of the fastest of a run's matmuls, by the device's name as its driver reports
-    it: the share of it that a run reaches is no more than all. None if it is not known."""
+    """Returns the dense FLOP/s of a run's fastest matmuls, by the device's reported name.
+
+    None if it is not known. With the fastest, MFU is at most 1.
+    """
     device = find_reported(reported)
     return (device and max(map(device.peak, kinds))) or None

@@ -42,7 +42,7 @@ from .scan import ScannedGPT, Stacked
 
 
 class RegatheringLoRALinear(LoRALinear, RegatheringLinear):
-    """Both: an adapter, and weights that are gathered again in the backward pass."""
+    """A linear layer with an adapter and with weights gathered again in the backward pass."""
 
 
 class Rules(Parts):

@@ -63,7 +63,7 @@ def remat_scanned(layer: Layer, mode: str) -> Layer:
 
 
 def scan_layers(layer: Layer, stacked: Any, start: Any, x: Array) -> Array:
-    """One loop over the layers of a stacked block, the first of which has the index `start`."""
+    """Scans the layers of a stacked block; the first has the index `start`."""
 
     def body(x: Array, block: tuple[Any, Array]) -> tuple[Array, None]:
         params, index = block
@@ -73,7 +73,7 @@ def scan_layers(layer: Layer, stacked: Any, start: Any, x: Array) -> Array:
 
 
 def scan_segments(segment: Layer, stacked: Any, x: Array) -> Array:
-    """One scan over the segments of one size: XLA frees what a turn used; then the longer ones."""
+    """Scans the segments of one size, whose buffers XLA frees each time; then the longer ones."""
     spans = segments(_length(stacked))
     size = len(spans[0])
     n = sum(len(layers) == size for layers in spans)

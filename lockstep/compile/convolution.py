@@ -32,8 +32,10 @@ def _window(conv: Instruction) -> dict[str, list[str]]:
 
 
 def _products(size: int, outputs: int, window: dict[str, str]) -> int:
-    """Counts how often a number of `size` meets one of the window, over all places of it: others
-    are padding, or holes that dilation makes."""
+    """Counts how often the window meets a number of the axis, over all its positions.
+
+    The other positions are padding, or holes of a dilation.
+    """
     stride, dilate, hole = (int(window.get(name, 1)) for name in ("stride", "rhs_dilate",
                                                                   "lhs_dilate"))  # fmt: skip
     low = int(window.get("pad", "0_0").partition("_")[0])

@@ -45,8 +45,7 @@ def costly_loop(program: Program, config: Config, ask: Ask) -> Iterator[str]:
 
 
 def large_logits(program: Program, config: Config, ask: Ask) -> Iterator[str]:
-    """Logits of a micro-batch that are the largest part of the peak, where chunks lower it; one of
-    several devices has no chunks."""
+    """Warns of logits that are the largest part of the peak, if chunks lower it; not on a mesh."""
     if config.mesh.size > 1:
         return
     logits, cut = program.parts.get("logits", 0), with_flags(config, loss_chunks="auto")

@@ -40,8 +40,10 @@ def live_parts(
 def state_parts(
     state: Mapping[int, Buffer], peak: int, beside: Mapping[str, int] = NOTHING
 ) -> dict[str, int]:
-    """Bytes by part: the state, what is known `beside` it, and the rest of the peak as workspace.
-    libtpu writes no buffer assignment, so that nothing is known there."""
+    """Sums bytes by part: the state, the parts `beside` it, the rest of the peak as workspace.
+
+    libtpu writes no buffer assignment, so nothing is known there.
+    """
     found = dict.fromkeys(PARTS, 0)
     for parameter in state.values():
         found[parameter.part if parameter.part in PARTS else "workspace"] += parameter.bytes

@@ -61,9 +61,11 @@ def warnings(program: Program, config: Config, target: Target, wrong: list[str])
 
 
 def kept_by_cublas(program: Program, config: Config, target: Target) -> int:
-    """Bytes of logits that the loss's gradient overwrites in this program, but not where cuBLAS
-    multiplies the head (docs/decisions/0092). Here XLA takes cuBLAS for that before Ampere, and
-    under strict numerics."""
+    """Counts the bytes of logits that are kept on a device, where XLA takes cuBLAS for the head.
+
+    In this program the loss's gradient overwrites them (docs/decisions/0092). Here XLA takes cuBLAS
+    for the head only before Ampere, and under strict numerics.
+    """
     own = program.framework == "jax" and isinstance(target, Gpu) and target.ampere
     logits = program.parts.get("logits", 0) if own and not config.precision.strict else 0
     return logits if logits > WORTH * program.peak else 0

@@ -38,8 +38,7 @@ def units(program: Program, config: Config, target: Target) -> Iterator[str]:
 
 
 def tensor_cores(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """The kernels that XLA wrote use those of the policy, and no others; into a library's nobody
-    looks."""
+    """Requires the policy's matrix instructions in XLA's own kernels; libraries are not visible."""
     if program.framework != "jax" or not target.ampere:
         return
     wanted = {m.units for m in program.matmuls} - {"float32", "float64"}
@@ -116,8 +115,10 @@ def could_fuse(framework: str, dtype: str, config: Config, target: Target) -> bo
 
 
 def precise_operations(program: Program, config: Config, target: Target) -> Iterator[str]:
-    """Softmax, norms, activations' insides and the loss in the output dtype. A root may be Adam's,
-    which is in the moments' dtype."""
+    """Requires softmax, norms, activations' insides and the loss in the output dtype.
+
+    A square root may be Adam's, which is in the moments' dtype.
+    """
     output, param = config.precision.roles.output, config.precision.roles.param
     for operation in program.operations:
         if operation.dtype != output and (operation.name, operation.dtype) != ("sqrt", param):

@@ -1,5 +1,7 @@
-"""Bounds on what the devices of a mesh send each other: weights once forward and once backward, a
-gradient once; no activation."""
+"""Bounds on a mesh's communication: weights twice, a gradient once, no activations.
+
+Weights are gathered once forward and once backward.
+"""
 
 import math
 from collections import Counter
@@ -32,8 +34,10 @@ def collectives(program: Program, config: Config, target: Target) -> Iterator[st
 
 
 def gathers(config: Config, phase: str) -> tuple[int, int]:
-    """Counts the gathers of one step, at least and at most. A vector may be whole everywhere, or
-    gathered for each of its uses, as a tied table may."""
+    """Counts the gathers of one step, at least and at most.
+
+    A vector may be replicated, or gathered for each of its uses; so may a tied table.
+    """
     if config.mesh.fsdp == 1:
         return 0, 0
     low, high = _elements(config, blocks_only=phase == BACKWARD)
@@ -44,8 +48,10 @@ def gathers(config: Config, phase: str) -> tuple[int, int]:
 
 
 def reductions(config: Config, framework: str) -> tuple[int, int]:
-    """XLA reduces the gradient of each micro-batch, PyTorch their sum. Over data, each device its
-    part; beside them go norms, counts, flags and the loss."""
+    """Counts the reductions of gradients: XLA reduces each micro-batch's, PyTorch their sum.
+
+    Over data each device reduces its shard. Norms, counts, flags and the loss are reduced, too.
+    """
     if config.mesh.size == 1:
         return 0, 0
     times = config.optim.accum if framework == "jax" else 1
@@ -58,8 +64,10 @@ def reductions(config: Config, framework: str) -> tuple[int, int]:
 
 
 def _elements(config: Config, *, blocks_only: bool = False) -> tuple[int, int]:
-    """Counts the elements of the matrices; and of all tensors, each filled up to what fsdp divides,
-    vectors for each of their uses."""
+    """Counts the elements of the matrices, and of all tensors, padded to multiples of fsdp.
+
+    Vectors count once for each of their uses.
+    """
     parts, low, high = config.mesh.fsdp, 0, 0
     for name, shape in shapes(config.model).items():
         if not blocks_only or name.startswith("blocks."):

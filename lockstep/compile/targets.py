@@ -86,9 +86,11 @@ class Gpu(Target):
         return replace(able, fused_attention=self.fuses)
 
     def fuses(self, dtype: str, d_head: int) -> bool:
-        """Triton's kernel in float32; cuDNN's in half precision, by JAX's own rule of the head,
-        with a backward pass, and cuDNN's of the device ("requires SM80"). Where the device is, both
-        are tried."""
+        """Says if a fused kernel exists: Triton's in float32, cuDNN's in half precision.
+
+        For cuDNN it applies JAX's own rule for heads with a backward pass, and cuDNN's for devices
+        ("requires SM80"). On a present device both are tried.
+        """
         return self.ampere and (dtype == "float32" or (d_head % 8 == 0 and d_head <= 128))
 
     def text(self) -> str:

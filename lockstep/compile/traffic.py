@@ -70,9 +70,11 @@ def _read(module: Module, parameter: Instruction) -> int:
 
 
 def _needed(module: Module, value: Instruction, known: dict[str, int]) -> int:
-    """Elements of a value inside a fusion, which computes only what is asked of it; `known`: those
-    of others. (Where users fork and meet again, as in a generator of random numbers, paths are too
-    many to follow each.)"""
+    """Counts the needed elements of a value inside a fusion, which computes only those.
+
+    `known` has the counts of other values. It is kept because a random generator's users fork and
+    meet again, and have too many paths to follow each.
+    """
     if value.name not in known:
         known[value.name] = _count_needed(module, value, known)
     return known[value.name]

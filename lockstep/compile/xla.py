@@ -114,8 +114,10 @@ def _axes(dot: Instruction) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def allows_tf32(dot: Instruction) -> bool:
-    """Reads the algorithm that it names, else its precision: the default is TF32, "high" is not
-    where XLA writes the kernel."""
+    """Reads from a dot's algorithm, or else its precision, whether it may use TF32.
+
+    The default may; "high" may not in XLA's own kernels.
+    """
     algorithm = dot.attribute("algorithm").lower()
     if "dot_" in algorithm:
         return "tf32" in algorithm
@@ -143,8 +145,10 @@ def fused_attention(kernel: Instruction) -> str:
 
 
 def gives_gradients(kernel: Instruction) -> bool:
-    """True for a backward kernel: gradients of queries, keys and values have one shape; forward the
-    second result is statistics."""
+    """Says if a fused kernel is a backward one: its results have the shape of queries.
+
+    A forward kernel's second result is statistics.
+    """
     first, second = kernel.shapes[:2]
     return first.elements == second.elements
 
@@ -156,8 +160,11 @@ def fused_flops(module: Module, kernel: Instruction) -> int:
 
 
 def attention_shape(module: Module, kernel: Instruction) -> tuple[int, ...]:
-    """Batch, heads, length and width of a head: results are (B, H, T, K) and statistics (B, H, T)
-    forward; backward the statistics are an operand."""
+    """Reads batch, heads, length and head width of a fused attention kernel.
+
+    Forward results are (B, H, T, K) and statistics (B, H, T); backward the statistics are an
+    operand.
+    """
     scope = module.computations[kernel.computation]
     wide = kernel.shapes[0].dims
     shapes = [*kernel.shapes, *(s for o in kernel.operands for s in scope[o].shapes)]

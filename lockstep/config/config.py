@@ -171,8 +171,7 @@ class Config:
 
     @property
     def _patterns(self) -> dict[str, tuple[str, list[str], Callable[[str], object]]]:
-        """Patterns by flag, which may be for some layers alone; the names that they are of, and
-        what they choose for each."""
+        """Lists the flags whose patterns may match only some layers, with names and choices."""
         modules, own = self.model.matmuls, self.precision.formats
         given = {
             "--fp32-islands": (self.precision.fp32_islands, modules),

@@ -1,5 +1,7 @@
-"""`--formats 'blocks.*.mlp=fp8,head=fp32'`: modules that compute as under another policy, by
-patterns over their names as those of islands; of several that fit one, the last counts."""
+"""`--formats 'blocks.*.mlp=fp8,head=fp32'`: modules that compute as under another policy.
+
+Patterns over their names are those of islands; if several match, the last one counts.
+"""
 
 from collections.abc import Sequence
 

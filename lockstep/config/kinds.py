@@ -1,5 +1,4 @@
-"""The kinds of device that `--device` names, which framework has which, and what shows that it
-works there."""
+"""The device kinds of `--device`: which framework supports each, with the evidence."""
 
 from collections.abc import Iterable
 
@@ -43,8 +42,7 @@ def require_kind(framework: str, asked: str) -> None:
 
 
 def place(framework: str, asked: str, *roles: Roles) -> str:
-    """Choose where a framework computes in these roles: a CPU, where it has no such devices or
-    they have no float64."""
+    """Choose a framework's device kind in a comparison: the CPU if it lacks the kind or a dtype."""
     has = asked in ("auto", *KINDS.get(framework, (asked,)))
     return asked if has and not (asked in NO_FLOAT64 and _are_wide(*roles)) else "cpu"
 

@@ -1,5 +1,4 @@
-"""The devices of a run as a mesh: `--mesh data=2,fsdp=4` is two copies of the model, each split
-over four devices."""
+"""The mesh of a run's devices: `--mesh data=2,fsdp=4` is two replicas of four shards."""
 
 import re
 from functools import lru_cache

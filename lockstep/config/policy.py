@@ -127,8 +127,10 @@ def as_under(roles: Roles, name: str) -> Roles:
 
 
 def outside(name: str, modules: Sequence[str]) -> bool:
-    """Say if a module stays out of a recipe: attention's own products, the head, and the first and
-    the last layer, where narrow formats do most harm."""
+    """Say if a recipe leaves a module out: attention, the head, the first and the last layer.
+
+    Narrow formats do most harm there.
+    """
     layer, (first, *_, last) = name.split(".")[1:2], [m.split(".")[1:2] for m in modules[:-1]]
     return layer in ([], first, last) or name.endswith(".attend")
 

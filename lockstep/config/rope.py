@@ -1,5 +1,7 @@
-"""The rates of RoPE: `base=10000`, or with Llama 3's scaling to a longer context
-`base=500000,factor=8,low=1,high=4,original=8192`."""
+"""The rates of RoPE: `base=10000`, or Llama 3's scaling to a longer context.
+
+The latter is written `base=500000,factor=8,low=1,high=4,original=8192`.
+"""
 
 import math
 from typing import NamedTuple
@@ -8,8 +10,11 @@ from lockstep.errors import require
 
 
 class Rope(NamedTuple):
-    """A pair that turns fewer than `low` times in `original` tokens turns `factor` times slower,
-    one that turns more than `high` times as before, and between the two the rate is blended."""
+    """RoPE's rates; with Llama 3's scaling, slow pairs of channels rotate more slowly.
+
+    A pair that rotates fewer than `low` times in `original` tokens rotates `factor` times slower,
+    one that rotates more than `high` times as before; in between the rate is interpolated.
+    """
 
     base: float = 10_000.0
     factor: float = 1.0  # 1: nothing is scaled

@@ -80,8 +80,7 @@ class PrecisionConfig:
         return {kind for roles in every for kind in (roles.compute, roles.grads) if kind}
 
     def require_one_float32(self) -> None:
-        """Raise UserError where some of a run's float32 matmuls are to be in TF32 and some not: on
-        CUDA that is one switch of the process."""
+        """Raise UserError if only some of a run's float32 matmuls use TF32: CUDA has one switch."""
         tf32, evaluation = self.roles.tf32, self.eval_roles
         single = evaluation.compute == "float32" and evaluation.tf32 != tf32
         remedy = "TF32 is one switch of the process on CUDA"

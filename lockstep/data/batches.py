@@ -29,8 +29,9 @@ def batch(
     context: int,
     own: np.ndarray | None = None,
 ) -> Batch:
-    """Draws a micro-batch, (B, T), of tokens or of documents. With `own` only these rows are read,
-    and the others are zeros.
+    """Draws a micro-batch, (B, T), of tokens or of documents.
+
+    With `own` only these rows are read, and the others are zeros.
 
     `random_raw` is used because numpy guarantees its bit stream for ever, which it does not for
     `integers`. The modulo's bias is below n / 2**64.

@@ -113,8 +113,7 @@ def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
 
 
 def unigram_entropy(corpus: Corpus) -> float | None:
-    """Compute H(token) of the train split, nats per token; None where vocab > 256,
-    and of documents and what is not read whole.
+    """Compute H(token) of the train split in nats; None for vocab > 256, documents, huge files.
 
     The loss of a model that knows how often each token comes, and nothing else.
     """
@@ -126,8 +125,7 @@ def unigram_entropy(corpus: Corpus) -> float | None:
 
 
 def bigram_entropy(corpus: Corpus) -> float | None:
-    """Compute H(token | the one before) of the train split, nats per token; None where vocab > 256,
-    and of documents and what is not read whole.
+    """Compute H(token | previous token) of the train split in nats; None as `unigram_entropy`.
 
     A model whose loss stays above this has not learned to look at one token of context.
     """
@@ -211,8 +209,10 @@ def _countable(corpus: Corpus) -> bool:
 
 
 def _sha256(train: Tokens, val: Tokens) -> str:
-    """Digest the tokens, and each split's dtype and length: a moved split point is other data.
-    What is too large to be read whole is digested by pieces of it."""
+    """Digest the tokens, and each split's dtype and length: another split point is other data.
+
+    Data that is too large to be read whole is digested by pieces.
+    """
     digest = hashlib.sha256()
     for tokens in (train, val):
         digest.update(f"{tokens.dtype.str} {len(tokens)};".encode())

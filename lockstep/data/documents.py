@@ -72,8 +72,10 @@ class Documents:
         return found
 
     def taken(self, start: int, stop: int) -> Piece:
-        """Tokens, the target of each, which is the next one, and whether it counts; each shorter
-        than `stop - start` by one."""
+        """Takes tokens, their targets (the next tokens) and whether these count.
+
+        Each array has `stop - start - 1` elements.
+        """
         tokens = self.tokens[start:stop].astype(np.int32)
         counts = np.ones(len(tokens) - 1, bool)
         if self.counts is not None:

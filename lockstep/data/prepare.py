@@ -1,5 +1,4 @@
-"""Rows and text -> a folder of tokens. A batch of texts is tokenized at a time, in parallel by the
-package `tokenizers`."""
+"""Tokenizes rows and text into a folder, a batch at a time, in threads of `tokenizers`."""
 
 import hashlib
 import json

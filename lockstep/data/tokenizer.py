@@ -116,8 +116,7 @@ class FromFile:
 
 
 def _ask(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a function of the package `tokenizers`, which raises plain Exceptions, and panics where
-    its file is odd.
+    """Call a function of `tokenizers`, which raises plain Exceptions and panics on odd files.
 
     Raises:
         ValueError: whatever it raised.

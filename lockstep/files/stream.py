@@ -88,8 +88,10 @@ def checksum(path: Path) -> str:
 
 
 def map_all(path: Path) -> dict[str, np.ndarray]:
-    """Map all tensors of a file that is no link into memory, which takes them as they are read; a
-    change of one stays in memory. Errors as `TensorFile`'s."""
+    """Map all tensors of a file that is no link into memory; changes are not written back.
+
+    Memory is taken as they are read. Errors as `TensorFile`'s.
+    """
     with TensorFile(path, links=False) as file, open_regular(path) as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))

@@ -93,8 +93,7 @@ class NeutralRounding(ABC):
     # What follows from it.
 
     def round_bits(self, x: Array, to: Format) -> Array:
-        """Rounds with all of float32's exponents: the mantissa carries into them, and to
-        infinity."""
+        """Rounds mantissas with all of float32's exponents, carrying into them and to infinity."""
         cut = 23 - to.mantissa
         odd = self.bits(x) >> cut & 1
         half = (1 << cut - 1) - (1 - odd if to.ties == "even" else 0)

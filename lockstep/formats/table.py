@@ -51,8 +51,7 @@ class Format:
 
 
 def float32_bits(x: float) -> int:
-    """Computes the bits of a positive number that is normal in float32, by what a compiler can
-    trace."""
+    """Computes the bits of a positive normal float32, in operations that a compiler can trace."""
     fraction, exponent = math.frexp(x)
     return (exponent + 126 << 23) + int((2 * fraction - 1) * 2**23)
 

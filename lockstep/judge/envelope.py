@@ -64,8 +64,9 @@ def compare_programs(
     *,
     permuted: bool = True,
 ) -> Comparison:
-    """Two programs' curves against the larger envelope of the noisy ones; `permuted` unless what is
-    drawn goes by the row.
+    """Compares two programs' curves by the larger of their noise envelopes.
+
+    `permuted` must be false if random draws depend on the row.
 
     A gap that is called different must be so at the median of three starts. One rounding that flips
     in one program, and in none of the perturbed runs, can be larger than the envelope. It does not

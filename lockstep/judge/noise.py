@@ -82,8 +82,7 @@ def permute_rows(window: Batch, seed: int) -> Batch:
 
 
 def tensor_noise(measure: Measure, state: TrainState, dtype: str = "float32") -> Arrays:
-    """Measures the largest relative gap of a program to itself, nudged: by tensor and batch,
-    (K,)."""
+    """Measures a program's largest relative gap to its nudged self: by tensor and batch, (K,)."""
     plain = measure(state)
     runs = [
         measure(Perturbation(weights=seed, dtype=dtype).state(state)) for seed in range(TENSOR_RUNS)

@@ -37,8 +37,10 @@ def has_flash(context: int, d_head: int) -> bool:
 
 
 def query_blocks(context: int) -> int:
-    """Counts the causal blocks: at most four, of at least 64 queries. Four leave out three eighths
-    of the scores."""
+    """Counts the causal blocks: at most four, of at least 64 queries.
+
+    Four leave out three eighths of the scores.
+    """
     return max(1, min(QUERY_BLOCKS, context // QUERIES))
 
 

@@ -12,8 +12,10 @@ from lockstep.model import params
 
 
 def per_token(model: ModelConfig) -> int:
-    """6 P + 12 L Q T of forward and backward pass, as MFU counts them: an untied embedding with the
-    rest, though it is only looked up."""
+    """Computes 6 P + 12 L Q T, the FLOPs per token of forward and backward pass in MFU.
+
+    P includes an untied embedding, although it is only looked up.
+    """
     positions = model.context * model.d_model if model.position == "learned" else 0
     attention = 12 * model.n_layer * model.d_queries * model.context
     return 6 * (params.count(model) - positions) + attention

@@ -19,8 +19,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def initial(model: ModelConfig, seed: int, given: Arrays | None = None) -> Arrays:
-    """float32 weights by GPT-2's recipe: N(0, .02), residual projections scaled by 1/sqrt(2L); an
-    adapter's by PEFT's: A is uniform within 1/sqrt(d_in), B zero, so that it adds nothing yet.
+    """Draws float32 weights as GPT-2 does: N(0, .02), residual projections times 1/sqrt(2L).
+
+    An adapter's are drawn as PEFT does: A is uniform within 1/sqrt(d_in), B zero, so that it adds
+    nothing yet.
 
     Each tensor has a generator of its own, keyed by seed and name: adding one changes no other.
     """
@@ -46,8 +48,10 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, seed: int) -
 
 
 def decays(name: str, patterns: str = "") -> bool:
-    """Says if weight decay applies to a tensor: to all matrices, or those of these patterns; never
-    to norms, biases or embeddings."""
+    """Says if weight decay applies to a tensor: to all matrices, or those of these patterns.
+
+    It never applies to norms, biases or embeddings.
+    """
     matrix = name.endswith(
         (".qkv.weight", ".proj.weight", ".gate.weight", ".up.weight", ".down.weight", "head.weight",
          *ADAPTERS)

@@ -23,8 +23,7 @@ def threefry2x32(key: Key, high: Any, low: Any) -> tuple[Any, Any]:
 
 
 def encrypt(key: Key, high: Any, low: Any) -> None:
-    """Encrypts arrays of int32 in place, whose sums wrap as the generator's do: several times as
-    fast."""
+    """Encrypts int32 arrays in place: their sums wrap as the generator's, several times as fast."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
     high += _signed(keys[0])
     low += _signed(keys[1])

@@ -43,8 +43,11 @@ def summarize(run: Path) -> list[str]:
 
 
 def state_of(run: Path, step: int, steps: int) -> str:
-    """running: somebody trains it; finished: its last step is saved; stopped: the last step that it
-    took is; dead: it ended otherwise, and the steps since its last checkpoint are lost."""
+    """Says if a run is running, finished, stopped or dead.
+
+    Running: a trainer holds its lock; finished: its last step is saved; stopped: the last step that
+    it took is saved; dead: the steps since its last checkpoint are lost.
+    """
     if lock.is_held(run):
         return "running"
     saved = max(map(checkpoint.step_of, checkpoint.listing(run)), default=0)

@@ -47,8 +47,7 @@ class Case:
         return self.compute == "float64"
 
     def comparable(self, grads: Arrays) -> Arrays:
-        """Leaves out of float64's gradients what is zero in exact arithmetic: only rounding is left
-        there."""
+        """Removes float64 gradients that are zero in exact arithmetic and hold only rounding."""
         return self.pair.with_truth(self.config, grads) if self.exact else grads
 
     def exactly(self, config: Config) -> Config:

@@ -26,8 +26,11 @@ def limit(isa: str, threads: int) -> dict[str, str]:
 
 
 def cores(threads: int) -> dict[str, str]:
-    """Waiting threads sleep: spinning, more of them than cores take all the time there is. MKL
-    would take no more of them than there are cores, and torch no more than MKL."""
+    """Sets the number of threads, which sleep while they wait.
+
+    More spinning threads than cores would take all the time. By default MKL takes no more threads
+    than cores, and torch no more than MKL.
+    """
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), str(threads))
     return counts | {"MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "PASSIVE"}
 

@@ -65,9 +65,11 @@ def _window(config: Config, step: int) -> Batch:
 
 
 def _masked(config: Config, step: int) -> Batch:
-    """Draws a window in which a run of each row's targets counts, of any length. None of one
-    micro-batch of several counts, and on odd steps none of the later half of the rows, which on a
-    mesh are other devices'."""
+    """Draws a window in which a run of each row's targets counts, of any length.
+
+    If there are several micro-batches, one has none that counts. On odd steps the later half of the
+    rows has none; on a mesh these are other devices'.
+    """
     window = _window(config, step)
     n, b, t = window.tokens.shape
     random = np.random.Generator(np.random.Philox(key=[config.optim.seed, 5], counter=step))
@@ -100,8 +102,7 @@ def _packed(config: Config, step: int) -> Batch:
 
 
 def _with_truth(config: Config, grads: Arrays) -> Arrays:
-    """Leaves out the keys' bias where nothing is done to the keys: it adds the same to all scores
-    of a query."""
+    """Leaves out the bias of untransformed keys: it adds the same to all scores of a query."""
     model = config.model
     if model.position != "learned" or model.qk_norm:
         return grads
@@ -128,8 +129,7 @@ def _overflowing(config: Config, windows: Batch, chosen: np.ndarray) -> Overflow
 
 
 def _magnified(state: TrainState) -> dict[str, TrainState]:
-    """Magnifies a gradient by a larger input: multiplies what a norm gives, and divides the weights
-    behind it."""
+    """Magnifies a gradient: multiplies a norm's output, and divides the weights after it."""
     found, large = {}, np.float32(4096)  # the most that leaves a norm's output in float16
     for norm, weight in (("blocks.0.norm1", "blocks.0.attn.qkv.weight"), ("norm", "head.weight")):
         gains = {name: large * x for name, x in state.params.items() if name.startswith(f"{norm}.")}

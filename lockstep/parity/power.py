@@ -112,8 +112,10 @@ def smallest(name: str, policy: str, others: dict[str, Side], device: str) -> fl
 
 
 def run(names: list[str], device: str, out: Path | None, say: Callable[[str], None]) -> bool:
-    """Prints the table as it grows; returns whether every bug was caught where it should be, and
-    the sound pair was equal there."""
+    """Prints the table as it grows; returns whether all went as expected.
+
+    Every bug must be caught by its rung, and the sound pair must be equal there.
+    """
     chosen = [catalogue.find(name) for name in names] or catalogue.BUGS
     others = healthy()
     complete, sound = True, dict[str, Verdict]()

@@ -156,9 +156,7 @@ def remat(case: Case) -> Iterator[Finding]:
     windows = case.windows(_windows(case), config)
 
     def gradient(config: Config, side: Side, state: TrainState) -> Arrays:
-        """Measures the gradient of a step: Adam's first update is nearly its sign, which rounding
-        flips.
-        """
+        """Measures a step's gradient: Adam's first update is nearly a sign that rounding flips."""
         if not case.exact:
             return side.first_moments(config, state, windows)
         steps = side.steps(config, state, windows)

@@ -1,5 +1,4 @@
-"""`lockstep sensitivity`: what each module costs in accuracy in half precision, and what it would
-cost in time to keep it in float32.
+"""`lockstep sensitivity`: each module's error in half precision, and its time in float32.
 
 One at a time, in each framework: the error of the gradient against float64 when only this module
 is in half precision (alone), and when only it is not (without); of all layers' modules of one kind
@@ -100,8 +99,11 @@ def measure(side: Side, case: Case, config: Config) -> dict[str, Any]:
 
 
 def errors(ours: tuple[np.ndarray, Arrays], truth: tuple[np.ndarray, Arrays]) -> Errors:
-    """|ours - truth| / |truth|: of all gradients as one vector, the geometric mean over the
-    batches; of the loss, which may be right by chance, the mean."""
+    """Computes relative errors, |ours - truth| / |truth|, of the gradients and the loss.
+
+    All gradients are one vector, with the geometric mean over the batches. The loss may be right by
+    chance, so its errors have the arithmetic mean.
+    """
     (loss, grads), (true_loss, true_grads) = ours, truth
     gap = {name: np.subtract(grads[name], x, dtype=np.float64) for name, x in true_grads.items()}
     with np.errstate(divide="ignore"):

@@ -195,8 +195,11 @@ def _time_error(model: Shape, device: Device, program: str) -> dict[str, Any]:
 
 
 def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:
-    """A row of the plan, as JSON. `seconds_error` is relative, or null; `bytes_range` goes from the
-    least to the most that the prediction's known errors allow."""
+    """Describes a row of the plan, as JSON.
+
+    `seconds_error` is relative, or null; `bytes_range` goes from the least to the most that the
+    prediction's known errors allow.
+    """
     parts, s = memory.parts(model, c.setting), c.setting
     rate = s.tokens(model) / c.seconds
     error = rates.find_memory_error(model, s)

@@ -55,8 +55,11 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh = ALONE) 
     def weights(
         done: float, new: float = 0, gathered: float = 0, sent: float = 0
     ) -> dict[str, float]:
-        """Counts gradients that are `done`, those that are `new` or wait for their sum, weights
-        that are whole, and gradients where they were sent from."""
+        """Counts weights and gradients on one device of a mesh, at one moment.
+
+        Gradients are `done`, or `new` and wait for their sum; it also counts gathered weights, and
+        the buffers from which gradients were sent.
+        """
         waiting = (whole - done) * (s.accum > 1)  # sums of micro-batches
         if mesh.data > 1 and mesh.fsdp == 1:  # in DDP's buckets, but for those sums
             return {"gradients": new, "accumulators": whole + waiting}
@@ -75,8 +78,7 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh = ALONE) 
         return activations | weights(new=tied + own, **of_weights)
 
     def around(blocks: int) -> float:
-        """Counts the weights of a block, and of the next one or of those that were recomputed with
-        it."""
+        """Counts the weights of a block, and of the next one or those recomputed with it."""
         return one * max(2, blocks)
 
     before = untied + one * (layers - 1)  # gradients that the first block finds

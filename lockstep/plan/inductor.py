@@ -52,9 +52,11 @@ def moved(shape: Shape, s: Setting) -> float:
 
 
 def _weights(shape: Shape, s: Setting) -> float:
-    """Bytes of weights and gradients. In each micro-batch weights are cast, and gradients cast back
-    and, of several, added; in a step a loss scale is taken out of the gradient, its norm is read,
-    and it is scaled."""
+    """Counts the bytes moved for weights and gradients.
+
+    In each micro-batch weights are cast; gradients are cast back and, if there are several micro-
+    batches, added. In a step the gradient is unscaled, its norm is read, and it is clipped.
+    """
     width, c = BYTES[s.roles.param], BYTES[s.roles.compute]
     casts = 2 * (width + c) if s.roles.mixed else 0
     added = 3 * width * (s.accum > 1)
@@ -96,8 +98,7 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
 
 
 def _kept(shape: Shape, s: Setting) -> float:
-    """Bytes for a token that a block keeps where its inputs are not enough; under dots its input
-    and the matmuls' results."""
+    """Counts bytes per token that a block keeps; under dots its input and the matmuls' results."""
     if s.remat != "dots":
         return _whole(shape, s)
     results = shape.d_queries + 2 * shape.d_keys + shape.d_model
@@ -106,9 +107,11 @@ def _kept(shape: Shape, s: Setting) -> float:
 
 
 def _whole(shape: Shape, s: Setting) -> float:
-    """Bytes for a token that a block keeps where nothing is recomputed: the residual stream before
-    each norm, both norms' rows, queries, keys and values of each head, what attends, and all hidden
-    rows of the MLP."""
+    """Counts bytes per token that a block keeps without remat.
+
+    It keeps the residual stream before each norm, both norms' rows, queries, keys and values of
+    each head, attention's result, and all hidden rows of the MLP.
+    """
     c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
     hidden = KEPT_HIDDEN[shape.gated] * shape.d_mlp
     return NORMS * wide * d + c * (4 * shape.d_queries + NORMS * d + hidden)

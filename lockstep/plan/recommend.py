@@ -38,8 +38,7 @@ def judge_setting(shape: Shape, device: Device, s: Setting) -> Choice:
 
 
 def fits(needed: float, error: dict[str, Any], device: Device) -> bool:
-    """True where a step fits: in `ROOM` as predicted, in the whole memory at the most that the
-    prediction's known errors allow."""
+    """Says if a step fits: its prediction in `ROOM`, its largest possible bytes in the memory."""
     most = rates.range_bytes(needed, error)[1]
     return needed <= ROOM * device.memory and most <= device.memory
 
@@ -50,8 +49,10 @@ def choices(
     policies: tuple[str, ...] = CANDIDATES, remats: tuple[str, ...] = REMAT,
     *, compiled: bool = False,
 ) -> list[Choice]:  # fmt: skip
-    """Every policy, remat mode, chunks of the loss and split of `tokens` a step; at least `tokens`,
-    if they divide badly."""
+    """Lists every policy, remat mode, number of chunks, and split of `tokens` per step.
+
+    If `tokens` divide badly, a step has more.
+    """
     rows = max(1, -(-tokens // shape.context))
     sizes = [micro_batch] if micro_batch else [2**i for i in range(rows.bit_length())]
     chunkings = [loss_chunks] if loss_chunks else [ALL_AT_ONCE, "auto"]
@@ -86,8 +87,10 @@ def rows(found: list[Choice]) -> list[Choice]:
 
 
 def rank(found: list[Choice]) -> list[Choice]:
-    """Orders those of `rows` that fit, the best first; of equally fast ones the simpler. What the
-    device has no units for is left out, where it has them for another of `found`."""
+    """Ranks the `rows` that fit, the best first; of equally fast ones the simpler first.
+
+    Policies without units are left out if the device has units for another of `found`.
+    """
     native = [c for c in found if c.native] or found
     left = [c for c in rows(native) if c.fits]
     order = []

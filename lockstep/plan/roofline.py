@@ -83,8 +83,10 @@ def flops(shape: Shape, s: Setting) -> float:
 
 
 def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
-    """FLOPs of the products of rows and weights, and of attention's, of which a fused kernel skips
-    what a causal mask hides, and blocks of queries most of it."""
+    """Counts the FLOPs of linear layers and of attention.
+
+    A fused kernel skips the scores that a causal mask hides, blocks of queries most of them.
+    """
     blocks = query_blocks(shape.context) if s.written_out else 1
     attend = 2.0 * shape.context * shape.d_queries  # of its two matmuls for a token
     attend *= (blocks + 1) / blocks if s.written_out else 1

@@ -34,8 +34,7 @@ class Setting:
 
     @property
     def scanned(self) -> bool:
-        """True where XLA runs the layers as one loop; the recommended command asks for it where it
-        recomputes."""
+        """Says if XLA runs the layers as a loop; the recommended command does so with remat."""
         return self.framework == "jax" and self.remat != "none"
 
     @property
@@ -60,8 +59,10 @@ class Setting:
 
     @property
     def written_out(self) -> bool:
-        """True where XLA has no fused attention, and computes blocks of queries instead: before
-        Ampere, and in float32 (docs/decisions/0084)."""
+        """Says if XLA has no fused attention: before Ampere, and in float32 (docs/decisions/0084).
+
+        It computes blocks of queries instead.
+        """
         fused = self.ampere and (self.roles.mixed or self.roles.tf32)
         return self.framework == "jax" and not fused
 
@@ -81,8 +82,10 @@ class Setting:
         return self.accum * self.rows * shape.context
 
     def sizes(self, shape: Shape) -> tuple[float, float, float]:
-        """Counts the numbers inside a block, of which about half is as wide as its MLP; the numbers
-        of its input; and the logits that are there at once."""
+        """Counts the numbers inside a block, those of its input, and the live logits.
+
+        About half of the former is as wide as the MLP.
+        """
         tokens = self.rows * shape.context
         logits = chunks.size(tokens, self.chunks(shape)) * shape.vocab
         return tokens * (shape.d_model + shape.d_mlp / 2), tokens * shape.d_model, logits

@@ -51,8 +51,11 @@ def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> di
 
 
 def name_model(given: argparse.Namespace) -> dict[str, Any]:
-    """The fields that give a trainer the planned model: a preset; `init` for a folder with weights;
-    or a preset with other sizes, for a config.json that is no more. Empty where none does."""
+    """Lists the fields that give a trainer the planned model; empty if none can.
+
+    They are a preset; `init` for a folder with weights; or a preset with other sizes, for a
+    config.json without weights.
+    """
     if given.model in PRESETS:
         return {"model": given.model}
     folder = Path(given.model)

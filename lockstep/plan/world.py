@@ -84,9 +84,11 @@ def meshes(devices: int) -> list[Mesh]:
 
 
 def sent(shape: Shape, s: Setting, mesh: Mesh) -> tuple[float, float]:
-    """Bytes that one device sends in a step, in rings: among fsdp, and among data. JAX sends
-    weights in the compute dtype, and a gradient after each micro-batch; PyTorch all in float32, and
-    a gradient after the last."""
+    """Counts the bytes that one device sends in a step, in rings over fsdp and over data.
+
+    JAX sends weights in the compute dtype, and a gradient after each micro-batch; PyTorch sends all
+    in float32, and a gradient after the last.
+    """
     jax = s.framework == "jax"
     wide = BYTES[s.roles.param]
     width = BYTES[s.roles.compute] if jax else wide
@@ -128,8 +130,10 @@ def best(
     given: argparse.Namespace, shape: Shape, device: Device, framework: str, tokens: int,
     mesh: Mesh, links: Links,
 ) -> Choice:  # fmt: skip
-    """The best setting on a mesh; its seconds are those of computing, then sending. With the
-    smallest memory where nothing fits."""
+    """Finds the best setting on a mesh; the one with the smallest memory if nothing fits.
+
+    Its seconds are those of computing, then sending.
+    """
     rows = max(1, -(-tokens // shape.context) // mesh.size)
     # The trainers have chunks of the loss for one device.
     loss_chunks = given.loss_chunks if mesh.size == 1 else ALL_AT_ONCE

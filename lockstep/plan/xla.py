@@ -51,9 +51,11 @@ INSIDE = {
 
 
 def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
-    """Counts the bytes of each moment on one device of a mesh, all but attention that is written
-    out; see `memory.moments`. In a loop over layers all blocks need the same, and nothing is freed
-    between them."""
+    """Counts the bytes of each moment on one device of a mesh; see `memory.moments`.
+
+    Attention written out is not counted. In a loop over layers all blocks need the same, and
+    nothing is freed between them.
+    """
     if mesh.fsdp > 1:
         return _shared(shape, s, constants, mesh)
     names = [LOSS, LAST, UPDATE]
@@ -162,8 +164,11 @@ def kept(shape: Shape, s: Setting, moment: str) -> float:
 
 
 def _whole_block(shape: Shape, s: Setting) -> float:
-    """Bytes for a token: the MLP's hidden layers, queries, keys and values, what attends, both
-    norms' results, and of the residual stream what XLA does not add up again."""
+    """Counts bytes per token that a block keeps without remat.
+
+    It keeps the MLP's hidden layers, queries, keys and values, attention's result, both norms'
+    results, and the part of the residual stream that XLA does not add up again.
+    """
     c, d, f = BYTES[s.roles.compute], shape.d_model, shape.d_mlp
     # Gate and up are one matmul up to a size; what is cut out of it is kept beside it.
     tokens = s.rows * shape.context
@@ -178,8 +183,10 @@ def _whole_block(shape: Shape, s: Setting) -> float:
 
 
 def weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
-    """Gradients of stacked layers are filled with zeros before the loop. Where they are unscaled,
-    or added to accumulators, there are two of each."""
+    """Counts weights and gradients; stacked gradients are filled with zeros before the loop.
+
+    If they are unscaled, or added to accumulators, there are two of each.
+    """
     width = BYTES[s.roles.param]
     half = BYTES[s.roles.compute] if s.roles.mixed else 0
     whole, head = width * shape.weights, shape.head_weights
@@ -208,8 +215,11 @@ def weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
 
 
 def _sliced(shape: Shape, s: Setting, moment: str) -> int:
-    """Layers: a segment's weights leave the stack, and have gradients apart. Where the segments are
-    not all of one length, those that are leave it first, together."""
+    """Counts the layers whose weights and gradients are copied out of the stack.
+
+    A segment's weights are sliced from the stack, with separate gradients. If the segments differ
+    in length, those of equal length are sliced first, together.
+    """
     even, spans = _even(shape, s), s.spans(shape)
     if even == shape.n_layer or moment == SEGMENT:
         return 2 * len(spans[0]) + even * (even < shape.n_layer)

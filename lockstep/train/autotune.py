@@ -170,8 +170,10 @@ def race_all(framework: str, config: Config, ways: list[str], enter: Enter) -> S
 
 
 def take_pages(*, kept: bool) -> Turn:
-    """A turn that takes a buffer, writes it and frees it. It is not measured the first time, when
-    it finds what the turn before it has left."""
+    """Makes a turn that allocates a buffer, writes it and frees it.
+
+    The first time is not measured, because the turn before has left memory.
+    """
 
     def take() -> float:
         began = time.perf_counter()

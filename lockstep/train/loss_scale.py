@@ -13,8 +13,9 @@ REMEDY = "use --policy bf16 or a lower --lr, or allow more with --max-skips"
 
 
 def carry(state: TrainState, config: Config, rows: Iterable[dict[str, Any]]) -> TrainState:
-    """A checkpoint's state under the policy that goes on with it: weights and moments stay, bit for
-    bit; a scale begins where there was none, and ends where none is needed.
+    """Converts a checkpoint's state to the policy that continues it; weights and moments stay.
+
+    A loss scale begins if there was none, and ends if none is needed.
 
     Args:
         rows: the log's. A scale that stands at 1 after a good step at 1 has counted that step; so

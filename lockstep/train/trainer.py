@@ -194,8 +194,9 @@ def _explain(error: Diverged, loop: Loop) -> str:
 def restore(
     config: Config, out: Path, warn: Callable[[str], None], *, step: int | None = None
 ) -> TrainState:
-    """A run's checkpoint: that of a step, or the newest that loads. On a mesh its tensors are read
-    where a twin asks for its part of them.
+    """Loads a run's checkpoint: that of a step, or the newest sound one.
+
+    On a mesh a tensor's parts are read when a twin asks for them.
 
     Raises:
         UserError: there is none, or its weights are not those of the config's model.

@@ -1,5 +1,7 @@
-"""A run's checkpoint -> a folder that transformers loads: config.json, model.safetensors, and what
-the run started with of tokenizer files. One tensor is in memory at a time."""
+"""Exports a run's checkpoint to a folder that transformers loads, one tensor at a time.
+
+The folder has config.json, model.safetensors, and the tokenizer files of the run.
+"""
 
 import json
 import math

@@ -1,5 +1,8 @@
-"""nanoGPT's ckpt.pt -> weights. It is a pickle, which torch alone reads, in a process of its own
-and with `weights_only`: that runs no code of the file. What it finds comes back as safetensors."""
+"""Reads the weights of nanoGPT's ckpt.pt.
+
+The file is a pickle. torch reads it in a separate process with `weights_only`, which runs no code
+of the file, and returns safetensors.
+"""
 
 import atexit
 import shutil

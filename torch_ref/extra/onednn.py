@@ -114,7 +114,7 @@ class InBlocks(torch.autograd.Function):
 
 
 def cuts(q: Tensor) -> list[tuple[Any, Any]]:
-    """Each block of queries, and the keys that it sees."""
+    """Yields each block of queries, and the keys that it sees."""
     edges, whole = block_edges(q.shape[2], query_blocks(q.shape[2])), slice(None)
     return [((..., slice(*edge), whole), (..., slice(edge[1]), whole)) for edge in edges]
 

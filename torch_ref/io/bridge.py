@@ -43,7 +43,7 @@ def to_canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> Arrays:
 
 
 def from_canonical(array: np.ndarray, tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """This device's part, in dtype and place of a tensor; no other is read."""
+    """Reads only this device's part, with a tensor's dtype and placement."""
     start, rows = place(tensor, mesh)[0], len(local(tensor)) if tensor.ndim else 0
     return like(tensor, from_numpy(array[start : start + rows] if tensor.ndim else array[...]))
 

@@ -102,7 +102,7 @@ class Delayed(step.Trainer):
 
 
 def make_scales(histories: Named, loss_scale: Array) -> Named:
-    """Each layer's scales (3,)."""
+    """Returns each layer's scales (3,)."""
     return {name + SCALES: ROUNDING.scales(x, loss_scale) for name, x in histories.items()}
 
 

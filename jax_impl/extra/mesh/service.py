@@ -37,7 +37,7 @@ def main(address: str, processes: str) -> None:
 
 
 def connections() -> int:
-    """How many sockets of this process have a peer."""
+    """Counts the sockets of this process that have a peer."""
     found = 0
     for number in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):

@@ -197,7 +197,7 @@ def whole_norms(norms: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This device's part."""
+    """Returns this device's part."""
     return tensor.to_local() if is_part(tensor) else tensor
 
 
@@ -221,7 +221,7 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def like(tensor: Tensor, part: Tensor) -> Tensor:
-    """This device's part of other values, in dtype and place of a tensor."""
+    """Returns this device's part of other values, with a tensor's dtype and placement."""
     other = torch.empty_like(tensor)
     local(other).copy_(part)
     return other
