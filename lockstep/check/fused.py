@@ -35,12 +35,15 @@ def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         done: set[str] = set()
         for _, s, key in sorted(scored):
             if not done & {s, key}:
-                done |= {s, key}
                 members = sorted(groups[key], key=lambda m: theirs.indexes[m])
+                entries = []
                 for k, member in enumerate(members):
                     pieces = [Piece(member), Piece(s).cut(Cut(0, k, k + 1, True))]
                     r, p = pieces if port_stacks else reversed(pieces)
-                    mapping.entries.append(make_entry(reference, r, port, p))
+                    entries.append(make_entry(reference, r, port, p))
+                if all(entry.choices for entry in entries):
+                    done |= {s, key}
+                    mapping.entries += entries
         drop_used(mapping)
 
 
@@ -74,13 +77,15 @@ def match_fused(
             if not found:
                 continue
             axis, members, lengths = found
-            start = 0
+            entries, start = [], 0
             for member, length in zip(members, lengths):
                 pieces = [parts[1][member], piece.cut(Cut(axis, start, start + length))]
                 r, p = pieces if port_fuses else reversed(pieces)
-                mapping.entries.append(make_entry(reference, r, port, p))
+                entries.append(make_entry(reference, r, port, p))
                 start += length
-            free = [each for each in free if each not in members]
+            if all(entry.choices for entry in entries):
+                mapping.entries += entries
+                free = [each for each in free if each not in members]
         drop_used(mapping)
 
 

@@ -67,3 +67,12 @@ def test_a_square_kernel_is_turned_as_others_of_its_kind(shape: Shape, turned: b
         made = mapping.propose(*sides, found=found)
         assert {str(entry.reference): entry.turned for entry in made.entries} == {
             "a.weight": turned, "b.weight": turned}  # fmt: skip
+
+
+def test_what_no_order_of_axes_fits_is_not_joined() -> None:
+    """A kernel of keys and values by groups and heads is no two of a linear layer's, joined."""
+    parts: dict[str, Shape] = {"k_proj.weight": (8, 12), "v_proj.weight": (8, 12)}
+    sides = tensors(parts, "torch"), tensors({"kv_einsum.kernel": (2, 2, 12, 4)}, "jax")
+    for pair in (sides, sides[::-1]):
+        made = mapping.propose(*pair, joined=True)
+        assert all(entry.choices for entry in made.entries)
