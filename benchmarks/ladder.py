@@ -32,7 +32,7 @@ ALSO = {
 
 
 def summarise(outcomes: Iterable[Row]) -> Rows:
-    """Of each rung and policy: the worst verdict, how many cases, the finding nearest its bound."""
+    """Gives each rung and policy its worst verdict, its cases and the finding nearest its bound."""
     rows: Rows = {}
     for outcome in outcomes:
         rung, policy = outcome["rung"], outcome["policy"]
@@ -172,7 +172,7 @@ def _alarms(cells: list[Row]) -> str:
 
 
 def _nearest(cells: list[Row]) -> str:
-    """Of each rule the figure nearest its bound, whichever part it is from."""
+    """Names for each rule the figure nearest its bound, whichever part it is from."""
     worst: Rows = {}
     for cell in cells:
         for rule, each in cell["worst"].items():

@@ -55,7 +55,7 @@ def linear_in_halves(x: jax.Array, weight: jax.Array, bias: jax.Array | None) ->
 
 
 def in_each_product(function: functional.Product) -> Plant:
-    """Of rows and weights, but for those that are rounded or have gradients of their own."""
+    """Replaces each product of rows and weights that has no rounding and no own gradients."""
 
     def choose(right: Callable, grads: str, recipe: Any, **how: bool) -> functional.Product:
         return right(grads, recipe, **how) if grads or recipe else function
@@ -64,7 +64,7 @@ def in_each_product(function: functional.Product) -> Plant:
 
 
 def plainly(product: Any) -> functional.Product:
-    """The same lines, their backward left to autodiff."""
+    """Returns the same lines with their backward left to autodiff."""
     return product.fun
 
 

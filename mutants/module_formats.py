@@ -7,7 +7,7 @@ from mutants.patch import Plant, assign, wrap
 
 
 def choose_of_next(right: Callable, text: str, modules: Sequence[str]) -> dict[str, str]:
-    """Of linear layers: attention's own products have no recipe, and its kernels take none."""
+    """Shifts linear layers' recipes: attention's products have none, its kernels take none."""
     linear = [name for name in modules if not name.endswith(".attend")]
     chosen = right(text, linear)
     return {name: chosen[other] for name, other in zip(linear[1:], linear) if other in chosen}

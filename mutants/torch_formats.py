@@ -15,7 +15,7 @@ from torch_ref.extra.formats.delayed import Delayed
 
 
 def look_alone(self: Any, *args: Any) -> None:
-    """What is shared by all processes is looked for in one."""
+    """Looks in one process for what all processes share."""
     self.rounding = rounding.Rounding()
 
 

@@ -57,7 +57,7 @@ def index_embedding(self: nn.Embedding, tokens: Tensor) -> Tensor:
 
 
 def find_segments(places: model.Places) -> Tensor | None:
-    """Whether query and key are of one segment, where a row has several."""
+    """Returns where query and key are of one segment, if a row has several; else None."""
     return places.same_BTT if isinstance(places, Segments) else None
 
 

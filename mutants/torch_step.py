@@ -64,7 +64,7 @@ def norm_after_clip(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
 
 
 def clip_unless_half(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
-    """As if autocast's dtypes clipped nothing."""
+    """Clips nothing in autocast's dtypes."""
     if self.roles.compute not in ("bfloat16", "float16"):
         return right(self)
     norms = self.gradient_norms(list(self.params.values()))
@@ -111,7 +111,7 @@ def find_in_one(right: Callable, self: GradScaler, optimizer: Any, *args: Any) -
 
 
 def on_skip(act: Callable[[Any], None]) -> Plant:
-    """What happens after a step that was skipped."""
+    """Acts after each step that was skipped."""
 
     def wrong(right: Callable, self: Trainer, scale: float) -> bool:
         skipped = right(self, scale)

@@ -26,7 +26,7 @@ def rank() -> int:
 
 
 def times_size(power: int) -> Callable[[Trainer], None]:
-    """What stands in `.grad` times a power of the number of devices."""
+    """Multiplies `.grad` by a power of the number of devices."""
 
     def scale(self: Trainer) -> None:
         for p in self.model.parameters():
@@ -51,7 +51,7 @@ def repeat_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Ten
 
 
 def take_rows_twice(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """Of four devices two and two have the same rows."""
+    """Gives two and two of four devices the same rows."""
     four = mesh is not None and mesh.size() == 4
     return tokens.chunk(4, dim=-2)[rank() // 2] if four else right(tokens, mesh)
 
@@ -63,7 +63,7 @@ def shift_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tens
 
 
 def keep_moments(right: Callable, self: Trainer, rate: float) -> None:
-    """Those of the first rank's shards alone are updated."""
+    """Updates the moments of the first rank's shards alone."""
     moments = [s for s in self.optimizer.state.values()]
     old = [{name: s[name].clone() for name in ("exp_avg", "exp_avg_sq")} for s in moments]
     right(self, rate)
@@ -96,7 +96,7 @@ def last_weights(trainer: Trainer, state: Any) -> None:
 
 
 def compress(right: Callable, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As `bf16_compress_hook` does, which is for NCCL alone."""
+    """Reduces in bfloat16, as `bf16_compress_hook` does, which is for NCCL alone."""
 
     def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         bucket.buffer().copy_(bucket.buffer().bfloat16())

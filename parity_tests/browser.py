@@ -114,7 +114,7 @@ class Browser:
             self.ask("Emulation.clearDeviceMetricsOverride")
 
     def require_names(self) -> set[str]:
-        """What a screen reader is told of pictures, tables and controls: each has a name or heads.
+        """Requires names or heads of pictures, tables and controls for a screen reader.
 
         Returns the roles that it is told of.
         """
@@ -129,7 +129,7 @@ class Browser:
         return {role for role, _ in told}
 
     def require_inert(self, path: Path) -> None:
-        """What is put into a page neither runs nor loads.
+        """Requires that what is put into a page neither runs nor loads.
 
         The policy stops it; without the policy the browser tells what is looked for here.
         """

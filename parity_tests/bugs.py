@@ -57,13 +57,13 @@ TABLES = {
 
 
 def names(module: str) -> list[str]:
-    """Of the bugs in the module's table."""
+    """Returns the names of the bugs in the module's table."""
     found = importlib.import_module(module).BUGS
     return list(dict.fromkeys(filter(None, map(_name, found))))
 
 
 def _name(entry: Any) -> str:
-    """Of an entry of a table: a name, a record with one, or a tuple of what a test is given."""
+    """Names a table's entry: a name, a record with one, or a tuple of what a test is given."""
     if name := getattr(entry, "name", None):
         return f"{entry.example}: {name}" if hasattr(entry, "example") else name
     if plant := getattr(entry, "plant", None):
@@ -76,7 +76,7 @@ def _name(entry: Any) -> str:
 
 
 def planted(table: Table, known: Iterable[str], test: str, params: Mapping[str, Any]) -> set[str]:
-    """Those of the table's bugs that a test of this id and these parameters plants."""
+    """Returns the table's bugs that a test of this id and these parameters plants."""
     if not re.search(table.tests, test):
         return set()
     if not params:

@@ -1,4 +1,4 @@
-"""Whether this environment can compile or trace for a device that is not here."""
+"""Tells whether this environment can compile or trace for a device that is not here."""
 
 from lockstep.compile.ask import require_installed
 from lockstep.compile.targets import Gpu, Target
@@ -6,7 +6,7 @@ from lockstep.errors import UserError
 
 
 def why_missing(*frameworks: str, kind: type[Target] = Gpu) -> str:
-    """What `lockstep compile` would say; empty if it can."""
+    """Returns what `lockstep compile` would say; empty if it can."""
     try:
         for name in frameworks:
             require_installed(name, kind)

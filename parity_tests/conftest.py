@@ -137,8 +137,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported stays, a million objects: to look for garbage among them takes half a second
-    each time."""
+    """Collects without looking for garbage: a million imported objects stay, and a look among them
+    takes half a second."""
     gc.disable()
     try:
         return (yield)
@@ -186,7 +186,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What does not ask the twins runs without their processes: a compiler's memory is a GB."""
+    """Ends the twins' processes before a test that does not ask them: a compiler takes a GB."""
     if item.config.getoption("--quick") and (mark := tiers.deciding(item)):
         item.user_properties.append(("shows", mark.kwargs["guard"]))
     if not {"sides", "device"} <= {*getattr(item, "fixturenames", ())}:
@@ -209,7 +209,7 @@ def _has_f16c() -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a twin cannot do on this machine, and says so, is not run there."""
+    """Skips what a twin cannot do on this machine, where the twin says so."""
     report = yield
     said = report.failed and NO_FLOAT16 in report.longreprtext + report.capstderr
     if said and (item.config.getoption("--machine") or not _has_f16c()):
@@ -221,7 +221,7 @@ def pytest_runtest_makereport(
 
 
 class Outcomes:
-    """Of the rungs, put as they come: of a suite that is killed they are what is known."""
+    """Writes the rungs' outcomes as they come: of a suite that is killed they are what is known."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.found: list[dict[str, Any]] = []

@@ -47,7 +47,7 @@ def in_jax(device: str) -> dict[str, Sum]:
 
     @jax.jit
     def gradient(numbers: jax.Array) -> jax.Array:
-        """Of the one row of a table that is looked up n times; the numbers come in from behind."""
+        """Returns the gradient of a table's one row, looked up n times, for upstream `numbers`."""
         rows = jnp.zeros(len(numbers), jnp.int32)
         _, back = jax.vjp(lambda table: table[rows, 0], jnp.zeros((1, 1), jnp.bfloat16))
         return back(numbers)[0][0, 0]

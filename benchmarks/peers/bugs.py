@@ -42,7 +42,7 @@ def default_schedule() -> None:
 
 
 def last_target_dropped() -> None:
-    """What `labels=input_ids` means: the model shifts them, and the last has no target."""
+    """Drops each row's last target, as `labels=input_ids` does: the model shifts them."""
     place = hf_common.HuggingFace.place
 
     def placed(self: Any, window: Any) -> list[dict[str, Tensor]]:

@@ -84,7 +84,7 @@ class Coroutine(Generic[T]):
         return self._put(window).result
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """What it returns, called where the loop stands, after all windows sent."""
+        """Calls a function where the loop stands, after all windows sent; returns its result."""
         return self._put(function).result()
 
     def join(self) -> None:

@@ -1,4 +1,4 @@
-"""What a step of a Hugging Face peer changes, from and to the canonical state."""
+"""Converts what a step of a Hugging Face peer changes from and to the canonical state."""
 
 from dataclasses import dataclass
 from typing import Any

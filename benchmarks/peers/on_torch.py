@@ -1,4 +1,4 @@
-"""What the peers in PyTorch share: the device, and what is read late."""
+"""The peers in PyTorch share this code: the device, and what is read late."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is drawn: dropout's masks and the initial weights."""
+"""Compares what is drawn: dropout's masks and the initial weights."""
 
 from typing import Any
 

@@ -180,7 +180,7 @@ def one_layer(tied: bool = False, policy: str = "bf16") -> Config:
 
 
 def torch_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
-    """Of one batch's loss; `whole`: every weight is cast to the compute dtype first."""
+    """Returns one batch's gradients; `whole` casts every weight to the compute dtype first."""
     roles = config.dtypes
     model = torch_ref.extra.rules.make_model(config, roles, CPU, DEVICE)
     with torch.no_grad():
@@ -210,7 +210,7 @@ def jax_gradient_function(config: Config, whole: bool) -> Callable:
 
 
 def jax_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
-    """The same in JAX, of the embedding and the head alone."""
+    """Returns the gradients in JAX, of the embedding and the head alone."""
     shapes = jax_impl.extra.rules.make_model(config, config.dtypes, DEVICE).shapes
     params = jax_impl.io.bridge.from_canonical(weights, shapes)
     some = {name: params.pop(name) for name in ("embed.weight", "head.weight") if name in params}

@@ -20,7 +20,7 @@ from lockstep.parity.toy import toy
 
 
 def norms(gradients: Any) -> jax.Array:
-    """Of each tensor, (P,)."""
+    """Returns the norm of each tensor, (P,)."""
     return jnp.stack([optax.tree.norm(x) for x in jax.tree.leaves(gradients)])
 
 

@@ -54,6 +54,6 @@ def gradient_of(leaf: Tensor) -> np.ndarray:
 
 
 def strict_jit(function: Callable) -> Callable:
-    """As the JAX twin compiles its step under strict numerics."""
+    """Compiles a function as the JAX twin compiles its step under strict numerics."""
     options = jax_impl.precision.compiler_options(toy().precision, "cpu")
     return jax.jit(function, compiler_options=options)

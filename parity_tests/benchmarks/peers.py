@@ -26,7 +26,7 @@ Sides = dict[str, Side]
 
 @pytest.fixture(scope="module")
 def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
-    """Those of the pair that a test file calls PAIR."""
+    """Opens both sides of the pair that a test file calls PAIR."""
     modules = request.module.PAIR.modules
     sides = {name: Side(name, module, small=True) for name, module in modules.items()}
     yield sides
@@ -44,7 +44,7 @@ def equal_runs(case: Case) -> tuple[Steps, Steps]:
 
 
 def assert_same_end(case: Case, ours: Steps, theirs: Steps) -> None:
-    """The same counters and names; in float64 the same weights and moments, to rounding."""
+    """Asserts equal counters and names; in float64 equal weights and moments, to rounding."""
     assert (theirs.end.step, theirs.end.updates) == (ours.end.step, ours.end.updates)
     for field in ("params", "mu", "nu"):
         a, b = (getattr(side.end, field) for side in (ours, theirs))

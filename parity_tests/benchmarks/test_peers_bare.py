@@ -114,7 +114,7 @@ def test_a_difference_is_called_different(peer: str, bug: str, policy: str, side
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_prepared_and_loaded_again(peer: str) -> None:
-    """As a benchmark drives it. Our twin first: it sets the flags that JAX starts with."""
+    """A benchmark loads a peer twice. Our twin starts first: it sets the flags of JAX."""
     config = config_of("fp32", accum=1)
     state = perturbed(config)
     twin: Any = start(TWINS[peer], config, state)
@@ -163,7 +163,7 @@ def test_common_names_of_the_files_come_in_the_same_order() -> None:
 @tier("rest", guard="the peer of this file, prepared and loaded")
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_runs_as_its_docstring_says(name: str, tmp_path: Path) -> None:
-    """As the command in it, on a toy, from another folder than ours."""
+    """The command in the docstring runs on a toy, from another folder than ours."""
     file = MINIMAL / f"{name}.py"
     said = ast.get_docstring(ast.parse(file.read_text())) or ""
     assert f"python examples/minimal/{name}.py --policy bf16" in said

@@ -113,7 +113,7 @@ def test_a_state_comes_back_as_it_went_in(peer: str) -> None:
 
 @pytest.fixture
 def fp16_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Accelerate does on CUDA: autocast to float16, and a scaler."""
+    """Gives Accelerate on a CPU what it has on CUDA: autocast to float16, and a scaler."""
     make = Accelerator.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:

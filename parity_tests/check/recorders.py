@@ -49,7 +49,7 @@ class Told(UserError):
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """What a recorder tells of a user's mistake, a worker does, too."""
+    """Tells a user's mistake as a worker does, where a recorder raises it."""
     try:
         yield
     except Mistake as mistake:

@@ -99,7 +99,7 @@ def test_the_map_that_values_find_is_taken_without_them(
 
 
 def test_what_a_map_gives_goes_before_what_values_find(tmp_path: Path) -> None:
-    """Of two chunks of a table, one is given: neither the other nor the table is paired in part."""
+    """One chunk of a table is given: neither the other chunks nor the table are paired in part."""
     pair = PAIRS["a table in chunks"]
     text = pair.program(port=True).replace("self.table[ids]", "self.table[ids] + 0 * self.other")
     text = text.replace("self.table = P(V, D)", "self.table, self.other = P(V, D), P(3, D)")

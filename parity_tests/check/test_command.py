@@ -39,7 +39,7 @@ def test_equal_programs_are_status_0_and_all_is_written(
 def test_initial_values_are_a_report_beside_the_verdict(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who loads a checkpoint has the same weights, whatever `build` draws."""
+    """Programs that load a checkpoint have its weights, whatever `build` draws."""
     page, report = tmp_path / "a.html", tmp_path / "a.json"
     port = small(tmp_path, new=WIDE)
     assert run("check", reference, port, "--html", page, "--json", report) == DONE

@@ -58,7 +58,7 @@ def test_a_cell_without_a_bias_lacks_that_of_its_kernel() -> None:
 
 @pytest.mark.parametrize(("shape", "turned"), [((D, F), True), ((F, D), False)])
 def test_a_square_kernel_is_turned_as_others_of_its_kind(shape: Shape, turned: bool) -> None:
-    """As Flax has them, or Equinox; values that say otherwise are the port's bug."""
+    """Flax's kernels are turned, not Equinox's; values that say otherwise are the port's bug."""
     sides = (tensors({"a.weight": (F, D), "b.weight": (D, D)}, "torch"),
              tensors({"a.weight": shape, "b.weight": (D, D)}, "jax"))  # fmt: skip
     for found in ([], mapping.propose(*sides).entries):

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one clear line, and the user's own last frames."""
+"""A user's mistake is told in one clear line, with the user's own last frames."""
 
 import errno
 import json
@@ -103,7 +103,7 @@ def batch(step):
 
 
 def test_a_program_s_own_processes_can_import_it(tmp_path: Path) -> None:
-    """As the workers of a DataLoader do where processes are not forked."""
+    """Spawned processes, such as a DataLoader's workers, import the program."""
     path = tmp_path / "program_that_spawns.py"
     path.write_text(SPAWNING)
     assert User(str(path)).call("batch", 3) == [6]

@@ -256,7 +256,7 @@ LEFT_ON = CALLED_DROPOUT.replace(", self.training", "")
 
 
 def test_dropout_that_evaluation_leaves_on_stands_beside_the_verdict(tmp_path: Path) -> None:
-    """As in a call without `training`; of a side that has some in training nothing is said."""
+    """A call without `training` is told; of a side with dropout in training nothing is said."""
     on, off = (
         changed(PLAIN, ("torch.tanh(self.first(x))", to)) for to in (LEFT_ON, CALLED_DROPOUT)
     )

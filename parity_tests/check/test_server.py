@@ -23,7 +23,7 @@ STEPS = ["--steps", "3"]
 
 
 def ask(folder: Path, talk: Callable[[Client], Any]) -> Any:
-    """What a client has from a server that is started in a folder."""
+    """Returns what a client has from a server that is started in a folder."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "lockstep", "mcp"],

@@ -22,7 +22,7 @@ def rows(folder: Path) -> list[str]:
 
 
 def test_the_table_is_that_of_the_document(tmp_path: Path) -> None:
-    """That of `lockstep check` itself is what `test_mutants.py` holds. -s prints the table."""
+    """`test_mutants.py` holds the row of `lockstep check` itself. -s prints the table."""
     document = (ROOT / "docs" / "check.md").read_text()
     found = rows(tmp_path)
     print(*found, sep="\n")

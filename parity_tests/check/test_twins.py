@@ -1,4 +1,4 @@
-"""What differs between the twins is named: the module or the stage, and the cause."""
+"""A difference between the twins is named: the module or the stage, and the cause."""
 
 import itertools
 import re
@@ -71,7 +71,7 @@ def test_frozen_weights_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> No
 
 @tier("rest", guard="a port's; the ladder")
 def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found without knowing a twin is what `Twin` says: the same names on both sides."""
+    """A mapping found without knowing a twin is that of `Twin`: the same names on both sides."""
     jax, torch = (Side(framework, module) for framework, module in GPT.modules.items())
     config = matrix.config({}, "cpu")
     result = twins.check_twins(jax, torch, config)

@@ -1,4 +1,4 @@
-"""What an optimizer did otherwise: schedules from zero, a decay of one number, a late change."""
+"""An optimizer's difference is told: schedules from zero, one number's decay, a late change."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tolerances in use say of the mutants: of the outputs in float32, at initial weights."""
+"""Tolerances in use judge the mutants by the outputs in float32, at initial weights."""
 
 import functools
 from collections.abc import Callable

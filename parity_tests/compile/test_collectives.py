@@ -1,4 +1,4 @@
-"""What XLA's text says of collectives: who talks, how much, what runs beside; the rules on it."""
+"""XLA's text tells of collectives who talks, how much and what runs beside; rules judge it."""
 
 import pytest
 

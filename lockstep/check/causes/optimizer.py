@@ -361,7 +361,7 @@ def _rates(options: Options, plain: Rows) -> Rule:
 
 
 def _misfit(options: Options, s: Sequence) -> float:
-    """Of the changes, relative: what the rule does not give beyond rounding; 0 for another rule."""
+    """Returns the part of the changes that the rule misses beyond rounding; 0 for another rule."""
     worst: list[float] = [0.0]
     return max(worst) if _solve(options, s, worst) is not None else 0.0
 
@@ -401,8 +401,8 @@ def _solve(
 def _solve_one(
     others: list[float], options: Options, s: Sequence
 ) -> tuple[list[float], list[float]] | None:
-    """As `_solve`, of one number: with the others' rates and one decay, or with rates in one ratio
-    to them and none."""
+    """Solves, as `_solve` does, for one number: with the others' rates and one decay, or with rates
+    in one ratio to them and none."""
     moves = np.array(list(directions(options, s)))[:, 0]
     weights, moved, rates = s.weights[:, 0], s.changes[:, 0], np.array(others)
     if not len(rates) or not (rates * weights * moves).all():

@@ -1,4 +1,4 @@
-"""What forward passes leave in state: running statistics, and losses that depend on them."""
+"""Explains what forward passes leave in state: running statistics, losses that depend on them."""
 
 import numpy as np
 

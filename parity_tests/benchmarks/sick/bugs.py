@@ -1,4 +1,4 @@
-"""What can be planted in the peers of this package."""
+"""Lists the bugs that can be planted in the peers of this package."""
 
 from benchmarks.peers.bare_bugs import BUGS
 
