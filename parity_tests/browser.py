@@ -114,7 +114,7 @@ class Browser:
             self.ask("Emulation.clearDeviceMetricsOverride")
 
     def require_names(self) -> set[str]:
-        """Requires names or heads of pictures, tables and controls for a screen reader.
+        """Requires that a screen reader is told names or heads of pictures, tables, controls.
 
         Returns the roles that it is told of.
         """

@@ -221,7 +221,7 @@ def pytest_runtest_makereport(
 
 
 class Outcomes:
-    """Writes the rungs' outcomes as they come: of a suite that is killed they are what is known."""
+    """Writes the rungs' outcomes as they come, so that a killed suite leaves what it found."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.found: list[dict[str, Any]] = []

@@ -109,7 +109,7 @@ def move(weight: np.ndarray, step: int, window: Batch) -> np.ndarray:
 
 
 class SlowTwin(FakeTwin):
-    """The same, with pauses."""
+    """A `FakeTwin` that pauses."""
 
     def prepare(self, window: Batch | None = None) -> None:
         if seconds := float(os.environ.get("FAKE_PREPARE", 0)):

@@ -20,7 +20,7 @@ OF_A_CPU = ("model name", "flags", "CPU implementer", "CPU part", "Features")  #
 
 
 def describe_cpu(info: str) -> str:
-    """What a compiled program depends on, of the text of /proc/cpuinfo."""
+    """Selects what a compiled program depends on from the text of /proc/cpuinfo."""
     lines = (line.partition(":") for line in info.splitlines())
     return "\n".join(
         sorted({f"{name.strip()}:{value}" for name, _, value in lines if name.strip() in OF_A_CPU})

@@ -1,4 +1,4 @@
-"""What the tests of the twins share: runs of a toy on the default corpus, in this process."""
+"""Runs a toy on the default corpus in this process, for the tests of the twins."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ OWN_SIDES = re.compile(r"/test_(second_pair|peers_\w+|reference_models|side)\.py
 
 
 class ByPrograms(LoadScopeScheduling):
-    """What shares compiled programs and remembered answers goes to one worker."""
+    """Sends tests that share compiled programs and remembered answers to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         case = nodeid.partition("[")[2].removesuffix("]")

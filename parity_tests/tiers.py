@@ -123,5 +123,5 @@ def chosen_tiers(config: pytest.Config) -> tuple[str, ...]:
 
 
 def may_be_quick(text: str) -> bool:
-    """Whether a test file's text has a mark of the tier: `make quick` imports no other."""
+    """Tells whether a test file's text has a mark of the tier: `make quick` imports no other."""
     return bool(re.search(r'tier\(\s*"quick"', text))

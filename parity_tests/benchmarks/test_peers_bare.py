@@ -114,7 +114,7 @@ def test_a_difference_is_called_different(peer: str, bug: str, policy: str, side
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_prepared_and_loaded_again(peer: str) -> None:
-    """A benchmark loads a peer twice. Our twin starts first: it sets the flags of JAX."""
+    """A benchmark loads a peer twice. Our twin starts first: it sets the flags JAX starts with."""
     config = config_of("fp32", accum=1)
     state = perturbed(config)
     twin: Any = start(TWINS[peer], config, state)

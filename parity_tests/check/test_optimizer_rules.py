@@ -51,7 +51,7 @@ def by_optax(transform: Any) -> Step:
 
 
 def history(make: Callable[[], Step], n: int = 1) -> optimizer.History:
-    """Records what is fed and what the optimizer does; its changes are rounded as weights."""
+    """Returns what a recording feeds and what the optimizer does, changes rounded as weights."""
     labels = SCALES if n == 1 else {"cycles": tuple(s for s in CYCLES for _ in range(n))}
     found: optimizer.History = {}
     for label, scales in labels.items():

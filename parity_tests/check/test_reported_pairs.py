@@ -256,7 +256,7 @@ LEFT_ON = CALLED_DROPOUT.replace(", self.training", "")
 
 
 def test_dropout_that_evaluation_leaves_on_stands_beside_the_verdict(tmp_path: Path) -> None:
-    """A call without `training` is told; of a side with dropout in training nothing is said."""
+    """A call without `training` is reported, unless the reference has dropout in training, too."""
     on, off = (
         changed(PLAIN, ("torch.tanh(self.first(x))", to)) for to in (LEFT_ON, CALLED_DROPOUT)
     )

@@ -25,7 +25,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 
 def config(row: Row) -> Config:
-    """Of a cell, or of any flags over `SMALL`; `device` is that of the compiler."""
+    """Returns the config of a cell, or of any flags over `SMALL`; `device` is the compiler's."""
     flags = {name: value for name, value in {**SMALL, **row}.items() if name != "device"}
     return from_flags(flags, accelerator=True)
 

@@ -1,4 +1,4 @@
-"""What one part of a step is compiled to for CUDA, each asked in a process of its own."""
+"""Single parts of a step are compiled for CUDA, each asked in a process of its own."""
 
 from parity_tests.cuda.cells import run_alone
 

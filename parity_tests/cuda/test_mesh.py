@@ -43,7 +43,7 @@ def test_a_device_does_its_rows_and_no_more(
 
 
 def test_a_block_is_gathered_twice_and_reduced_once(compilers: dict[str, Compiler]) -> None:
-    """Of three blocks and two, what one more sends. XLA sends several tensors at once."""
+    """Three blocks send more than two by one block's share. XLA sends several tensors at once."""
     more, less = (config({"mesh": "fsdp=4", "policy": "bf16", "n_layer": n}) for n in (3, 2))
     block = {n: s for n, s in shapes(more.model).items() if n.startswith("blocks.2.")}
     matrices = sum(s[0] * s[1] for s in block.values() if len(s) > 1)

@@ -112,7 +112,7 @@ def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compile
 
 
 def sizes(matmuls: list[Matmul]) -> list[Matmul]:
-    """What is multiplied in which units: on a T4 XLA widens what torch leaves to the kernel."""
+    """Gathers matmuls by all but `operands`: on a T4 XLA widens what torch leaves to the kernel."""
     return gather_matmuls(replace(m, operands="") for m in matmuls)
 
 

@@ -136,7 +136,7 @@ def test_what_is_stopped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_every_twentieth_document_is_held_out(
     count: int, held_out: list[int], tmp_path: Path
 ) -> None:
-    """Of fewer the last."""
+    """Fewer than twenty documents hold out the last."""
     rows = [{"text": f"row {n}"} for n in range(count)]
     made(write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out")
     splits = [(tmp_path / "out" / f"{split}.bin").read_bytes() for split in ("train", "val")]
@@ -163,7 +163,7 @@ def test_a_user_without_a_home_needs_a_place_for_tokens(
 
 
 def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
-    """As the ranks of a mesh do, or two runs."""
+    """Two runs, or the ranks of a mesh, make the same tokens at once."""
     file = write_rows(tmp_path / "a.jsonl", chat())
     words = [sys.executable, "-m", "lockstep", "data", str(file)]
     at_once = [subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT) for _ in range(2)]

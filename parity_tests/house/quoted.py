@@ -21,7 +21,7 @@ COMMAND = re.compile(
 
 
 def commands_in(page: str) -> list[str]:
-    """Those of indented blocks, without comments; a usage such as `power [BUG ...]` is none."""
+    """Finds commands in indented blocks, without comments or usages such as `power [BUG ...]`."""
     found = []
     for line in re.findall(r"^ {4,}(.*)$", re.sub(r"\\\n\s+", "", page), re.M):
         for part in re.split(r"\s(?:&&|&|\||>)(?:\s|$)|\s#\s", line):
@@ -66,7 +66,7 @@ def _check_ours(words: list[str]) -> None:
 
 
 def _check_config(given: dict[str, Any]) -> None:
-    """Of a trainer's flags those that are a configuration's; `auto` islands a trainer chooses."""
+    """Checks a trainer's flags that are a configuration's; a trainer chooses `auto` islands."""
     types: Any = [section.type for section in dataclasses.fields(Config)]
     names = {"model"} | {field.name for kind in types for field in dataclasses.fields(kind)}
     own = {k: v for k, v in given.items() if k in names and k != "out" and v != "auto"}

@@ -1,4 +1,4 @@
-"""What the documents point at is there."""
+"""The documents point only at what exists."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_nothing_leads_nowhere(document: Path) -> None:
 
 
 def pages_linked() -> set[Path]:
-    """Those that a link of another page leads to."""
+    """Returns the pages that a link of a page leads to."""
     links = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]+)?\)")
     return {
         (page.parent / link).resolve()

@@ -1,4 +1,4 @@
-"""What we read and write is UTF-8, whatever the user's locale: files go from machine to machine."""
+"""We read and write UTF-8, whatever the user's locale: files go from machine to machine."""
 
 import ast
 

@@ -33,7 +33,7 @@ def test_a_lost_bug_is_seen() -> None:
 
 @tier("rest", guard="the comparison, of records that are written down")
 def test_a_run_with_another_rate_is_seen(tmp_path: Path) -> None:
-    """The same run twice has the same bits; another learning rate has not."""
+    """Two runs of one config have the same bits; another learning rate has others."""
     config = CONFIGS["tiny"]
     first, again, other = (
         gate.train(ROOT, tmp_path / str(number), f"{config}{more}", "fp64", "torch")

@@ -1,4 +1,4 @@
-"""What the pages say of one H200 is what its rows say."""
+"""The pages say of one H200 what its rows say."""
 
 from typing import Any
 

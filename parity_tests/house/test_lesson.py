@@ -76,7 +76,7 @@ def test_every_command_parses(machine: dict[str, str]) -> None:
 
 
 def test_each_failure_point_has_its_command_and_its_verdict() -> None:
-    """As the committed run has them; the run below says that they are so today."""
+    """The committed run has these verdicts; the run below says that they are so today."""
     found: dict[bool, dict[str, str]] = {False: {}, True: {}}
     for cell in CODE:
         for command in commands_of(cell):

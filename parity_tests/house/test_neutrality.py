@@ -1,4 +1,4 @@
-"""Who may import whom; each rule is also shown to fire."""
+"""Rules say which module may import which; each rule is also shown to fire."""
 
 import ast
 import difflib
@@ -145,7 +145,7 @@ def test_each_rule_fires(package: str, name: str, source: str) -> None:
 
 
 def rooms(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Of modules `lockstep.ROOM.NAME`: which rooms each room imports from, wherever in a source."""
+    """Maps each room of `lockstep.ROOM.NAME` to the rooms it imports from, wherever in a source."""
     found: dict[str, set[str]] = {name.split(".")[1]: set() for name in sources}
     for name, source in sources.items():
         room = name.split(".")[1]
@@ -277,7 +277,7 @@ INSTRUMENTS = {
 
 
 def names_and_strings(source: str) -> str:
-    """What a source says outside of comments and docstrings."""
+    """Returns a source without its comments and docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(

@@ -34,7 +34,7 @@ sys.exit(exit_status(command))
 
 @pytest.mark.parametrize(("whose", "status"), [("stdout's", STOPPED), ("own", 1)])
 def test_only_a_reader_that_has_seen_enough_ends_in_silence(whose: str, status: int) -> None:
-    """What a process of ours broke is a bug, and shows where."""
+    """A pipe that our own process breaks is a bug, and shows where."""
     words = [sys.executable, "-c", PIPE_BREAKS, whose]
     with subprocess.Popen(words, stdout=PIPE, stderr=PIPE, text=True) as child:
         assert child.stdout and child.stderr

@@ -160,7 +160,7 @@ def test_another_bound_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_document_says_that_its_rows_had_other_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as the code's bounds move, the committed page is not what would be written."""
+    """When the code's bounds move, the committed page is not what would be written."""
     page = (ROOT / "docs" / "results.md").read_text()
     assert documents.render_blocks(page) == page
     monkeypatch.setattr(tolerances, "RUN", Tolerance(**vars(tolerances.RUN) | {"bound": 1e-9}))

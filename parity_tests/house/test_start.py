@@ -1,4 +1,4 @@
-"""What a command imports before it does its work: modules, not seconds."""
+"""Commands import little before their work: modules are checked, not seconds."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ COMPILER = {"sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tens
 
 
 def modules_after(code: str) -> set[str]:
-    """Of a fresh process, without those that it began with."""
+    """Lists the modules that a fresh process has after code, without those that it began with."""
     code = f"import sys\nbefore = {{*sys.modules}}\n{code}\nprint(*{{*sys.modules}} - before)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""What a user gets wrong: exit status 2, one line with field, value and remedy, nothing written.
+"""A user's mistake ends with exit status 2, one line (field, value, remedy), nothing written.
 
 Each command of the project, with the invocations of `parity_tests.input.wrong`.
 """

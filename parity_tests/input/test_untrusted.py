@@ -1,4 +1,4 @@
-"""What is absurd is refused at once: hollow, deep, linked, no file at all, huge by its own account.
+"""Absurd files are refused at once: hollow, deep, linked, none at all, huge by their own account.
 
 Every file of the forms that people exchange, and the files of a run.
 """

@@ -230,7 +230,7 @@ CLIPPED_RUNGS = {"bf16": (4, 6, 8), "fp16": (4, 8, 10)}
 
 
 def rungs(row: Row) -> Collection[int]:
-    """Those that the default suite climbs on a CPU."""
+    """Returns the rungs that the default suite climbs on a CPU."""
     if row == TF32:
         return TF32_RUNGS
     if "clip" in row:

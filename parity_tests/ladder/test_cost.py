@@ -1,4 +1,4 @@
-"""What a step is said to cost: the same FLOPs in both twins, and bytes that are really there."""
+"""A step is said to cost the same FLOPs in both twins, and bytes that are really there."""
 
 import math
 from typing import Any

@@ -188,7 +188,7 @@ def test_every_two_values_meet() -> None:
 
 
 def test_a_magnified_gradient_overflows_alone(sides: tuple[Side, Side]) -> None:
-    """What the ladder's rung 7 stands on; under the same scale nothing else overflows."""
+    """Under one scale only the magnified gradient overflows; the ladder's rung 7 needs that."""
     config = matrix.config({"model": "gpt2", "policy": "fp16", "accum": 1}, "cpu")
     case = Case(pair=GPT, a=sides[1], b=sides[1], config=config.replace(tied=False))
     start, window = GPT.initial(case.config), case.windows(1)

@@ -65,7 +65,7 @@ def test_relative_gaps_are_by_batch_and_symmetric() -> None:
 
 
 def findings(gap: float, noise: tuple[float, float]) -> list[Verdict]:
-    """Of tensors of 64 elements and 3 batches; gap and noise in units of the floor."""
+    """Judges tensors of 64 elements over 3 batches; gap and noise are in units of the floor."""
     a = {name: np.ones((64, 3)) for name in "xy"}
     b = {**a, "x": a["x"] * (1 - gap * FLOOR)}
     ours, theirs = ({name: np.full(3, n * FLOOR) for name in a} for n in noise)
@@ -142,7 +142,7 @@ def test_another_order_of_sums_is_equal_and_a_wrong_factor_is_not(compute: str) 
 
 
 def test_what_is_called_different_must_be_so_from_other_weights() -> None:
-    """What rounds the other way in one program is a fluke of these weights; a bug is not."""
+    """Other rounding at these weights alone is a fluke; a bug differs from other weights, too."""
     right = product("bfloat16")
     near = STATE.params[WEIGHT]
 

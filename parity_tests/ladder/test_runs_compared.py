@@ -1,4 +1,4 @@
-"""What rungs 8 to 11 ask of a whole run beside its losses, on invented runs."""
+"""Rungs 8 to 11 judge a whole run beside its losses, here on invented runs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -146,7 +146,7 @@ class Counting:
 
 @pytest.mark.parametrize("field", ["params", "mu", "nu", "step", "good_steps"])
 def test_a_resume_goes_through_the_disk(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a checkpoint loses is missed in the resumed run."""
+    """The resumed run shows what a checkpoint loses."""
     side: Any = Counting()
     case = Case(pair=GPT, a=side, b=side, config=CONFIG)
     vars(case)["perturbed"] = replace(START, good_steps=3)

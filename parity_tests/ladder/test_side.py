@@ -97,7 +97,7 @@ def test_a_fork_server_that_cannot_start_is_one_line() -> None:
 
 @pytest.mark.parametrize("when", ["before it is asked", "before it answers"])
 def test_a_rank_that_ends_is_named(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two processes the second, with its question unread."""
+    """The second of two processes ends with its question unread."""
     ends = [socket.socketpair() for _ in range(2)]
     left = iter(Channel(ours) for ours, _ in ends[::-1])  # the first is asked last
     monkeypatch.setattr(World, "_fork", lambda *given: next(left))

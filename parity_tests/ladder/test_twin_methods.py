@@ -1,4 +1,4 @@
-"""What the Twin protocol promises of each twin by itself."""
+"""Each twin by itself keeps what the Twin protocol promises."""
 
 import pytest
 
@@ -37,8 +37,8 @@ def test_state_round_trip(framework: str, layers: str) -> None:
 
 
 def kept(framework: str, *, taken: bool = True) -> bool:
-    """Whether a state that was taken, or one that was loaded, stays as it was while the next steps
-    reuse the device's memory."""
+    """Tells whether a state that was taken, or one that was loaded, stays as it was while the next
+    steps reuse the device's memory."""
     config = toy(policy="fp32", n_layer=1)
     state = perturbed(config)
     twin = start(framework, config, state)
@@ -53,7 +53,7 @@ def kept(framework: str, *, taken: bool = True) -> bool:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "loaded"])
 def test_a_state_stays(framework: str, taken: bool) -> None:
-    """What was taken is written to the disk beside those steps."""
+    """A save writes a taken state to the disk beside the next steps."""
     assert kept(framework, taken=taken)
 
 

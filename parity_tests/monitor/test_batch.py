@@ -39,7 +39,7 @@ def test_the_rows_are_those_that_were_drawn(place: Path, capsys: Any) -> None:
 
 
 def test_by_rank(place: Path, capsys: Any) -> None:
-    """Of a mesh each device has the rows of its number."""
+    """Each device of a mesh has the rows of its number."""
     assert train("--batch-size 4") == DONE
     texts = [line for line in shown(capsys, "1") if line.startswith("  |")]
     record = json.loads(Path("run/config.json").read_text())

@@ -98,7 +98,7 @@ def test_the_envelope_judges_a_pair_of_the_same_programs(here: Path) -> None:
 
 
 def test_gradient_norms_by_kind_and_by_layer(here: Path) -> None:
-    """Of several modules together: 3 and 4 make 5, and twice 3 the root of 18."""
+    """Several modules' norms join by squares: 3 and 4 make 5, and twice 3 the root of 18."""
     page = report(make_run(Path("a"), norms=True), make_run(Path("b"), "torch"))
     kinds = described(page, "Gradient norm by kind of module: a")
     layers = described(page, "Gradient norm by layer: a")

@@ -152,7 +152,7 @@ def test_no_tracker_stops_a_run(
 
 
 def test_a_disk_that_is_really_full_stops_no_run(place: Path) -> None:
-    """That of the real package's files alone; the process ends as any other."""
+    """The disk of the real package's files alone is full; the process ends as any other."""
     assert train() == DONE
     with mount(Path("run/tensorboard")) as disk:
         fill(disk)

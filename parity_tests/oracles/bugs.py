@@ -157,7 +157,7 @@ def swap_rows(right: Callable, *args: Any, own: np.ndarray | None = None, **rest
 
 
 def forget_mask_of(split: str) -> Plant:
-    """What does not count in a split is not kept, and all of it counts."""
+    """Drops a split's mask, so that all of the split counts."""
 
     def add(right: Callable, self: prepared.Writer, document: prepared.Document) -> None:
         right(self, document)
@@ -273,7 +273,7 @@ def freeze_by_own_names(config: Config) -> list[str]:
 
 
 def turn_layers(right: Callable, self: Any, measure: Callable, tensors: Any) -> Any:
-    """Of a stack the last layer comes first."""
+    """Puts the last layer of a stack first."""
     return right(self, measure, {
         name: x[::-1] if is_stacked(name) else x for name, x in tensors.items()})  # fmt: skip
 
@@ -575,7 +575,7 @@ def list_partial(right: Callable, run: Path) -> list[Path]:
 
 
 def name_last(kind: str) -> Plant:
-    """Of several tensors of a kind the last is named that is not finite."""
+    """Names the last tensor of a kind that is not finite, where several are."""
 
     def order(right: Callable, twin: Any, window: Batch) -> str:
         def turned(trace: BatchTrace) -> BatchTrace:
@@ -714,12 +714,12 @@ def torch_logits_in_training_policy(self: Any, batch: Batch) -> Any:
 
 
 def logits(self: Any, state: Any, batch: Batch) -> Any:
-    """Of JAX, in the policy that trains."""
+    """Computes JAX's logits in the policy that trains."""
     return jax_impl.step.Trainer.evaluation_model(self, state)(batch)
 
 
 def evaluate(self: Any, state: Any, batches: Batch) -> Any:
-    """Of JAX, by the model that trains."""
+    """Evaluates in JAX by the model that trains."""
     model = jax_impl.step.Trainer.evaluation_model(self, state)
     return jax.lax.map(partial(self.batch_loss, model), batches).mean()
 
@@ -894,7 +894,7 @@ def with_plain_eps(right: Callable, model: ModelConfig, *rest: Any) -> Any:
 
 
 def change_json(owner: Any, name: str, file: str, **changes: Callable[[Any], Any]) -> Plant:
-    """What writes a folder leaves other fields in a JSON file of it."""
+    """Makes the writer of a folder leave other fields in a JSON file of it."""
 
     def write(right: Callable, folder: Path, *rest: Any) -> None:
         right(folder, *rest)
@@ -912,7 +912,7 @@ def leave_out_file(*names: str) -> Plant:
 
 
 def prefer_start(right: Callable, run: Path, model: ModelConfig, content: dict[str, Any]) -> Any:
-    """What the run began from says more than the run."""
+    """Prefers what the run began from to what the run says."""
     start = json.loads((run / about.FOLDER / about.CONFIG).read_text())
     return right(run, model, content) | start
 

@@ -52,7 +52,7 @@ def draw(seed: int, split: str, step: int, count: int, own: np.ndarray | None = 
 
 
 def check_windows() -> None:
-    """Of both splits, three seeds, steps beyond 1000 and 2**16, and twelve micro-batches."""
+    """Checks both splits, three seeds, steps beyond 1000 and 2**16, and twelve micro-batches."""
     places = [("train", step) for step in STEPS] + [("val", 0)]
     for seed in (0, 1, 7):
         for split, step in places:
@@ -146,7 +146,7 @@ def load_rows(folder: Path, rows: list[dict[str, Any]], tokenizer: str = "") -> 
 
 
 def check_masks(chat_in: str, folder: Path) -> None:
-    """Of rows of text one is a chat, held out or not: its prompt counts nowhere, the rest does."""
+    """Checks that among rows of text, held out or not, a chat's prompt alone does not count."""
     place = {"train": 2, "val": 19}[chat_in]  # the twentieth row is held out
     loaded = load_rows(folder, [CHAT if i == place else PLAIN for i in range(20)])
     chat = (PROMPT + ANSWER).encode(), [0] * len(PROMPT) + [1] * len(ANSWER)

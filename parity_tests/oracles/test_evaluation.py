@@ -132,8 +132,8 @@ EVALUATED = {"fp32": "fp32", "bf16-weights": "params=bfloat16,compute=bfloat16,o
 
 
 def check_scores_in_the_evaluation_s_policy(framework: str, name: str) -> None:
-    """What is sampled is computed in the policy of the evaluation, its weights' dtype too, where
-    bf16 trains."""
+    """Checks that sampling computes in the evaluation's policy, its weights' dtype too, where bf16
+    trains."""
     policy = EVALUATED[name]
     config = toy(**SMALL, policy="bf16", eval_policy=policy)
     state, tokens = perturbed(config), np.arange(T, dtype=np.int32)
@@ -198,7 +198,7 @@ def probabilities(scores: Any, temperature: float, top_k: int) -> np.ndarray:
 
 
 def check_distribution() -> None:
-    """Of 1000 even numbers each token gets its share, to within one."""
+    """Checks that 1000 even numbers give each token its share, to within one."""
     for temperature in (0.5, 0.8, 1.0, 3.0):
         for top_k in (0, 1, 3, 5, 8, 40):
             even: Any = Even(1000)
@@ -210,8 +210,8 @@ def check_distribution() -> None:
 
 
 def check_large_vocabulary() -> None:
-    """Of 600 tokens, and 3000 even numbers, each gets its share, to within one; the likeliest is
-    one of the last."""
+    """Checks that 3000 even numbers give each of 600 tokens its share, to within one; the likeliest
+    is one of the last."""
     scores = np.random.default_rng(1).normal(size=600)
     scores[577] = scores.max() + 0.1
     for temperature, top_k in ((1.0, 0), (3.0, 0), (0.8, 40), (1.5, 300), (1.0, 600), (1.0, 900)):

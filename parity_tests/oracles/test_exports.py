@@ -112,7 +112,7 @@ def load(graph: onnx.ModelProto) -> Callable[[np.ndarray], list[np.ndarray]]:
 
 
 def exported_logits(form: str, run: Path, to: Path) -> np.ndarray:
-    """What a user of the format gets."""
+    """Returns the logits that a user of the format gets."""
     if form == "onnx":
         export_onnx(run, to, step=1, int8=False, warn=pytest.fail)
         return load(onnx.load(to / onnx_export.FILE))(TOKENS)[0]

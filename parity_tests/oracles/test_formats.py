@@ -22,8 +22,8 @@ DRAWS = 64
 
 
 def check_stochastic(framework: str, dtype: str) -> None:
-    """Of evenly spread draws a quarter rounds 2.25 to 3 and the others to 2, in any dtype. A block
-    whose largest number is 6, e2m1's own, has scale 1."""
+    """Checks that a quarter of evenly spread draws rounds 2.25 to 3 and the others to 2, in any
+    dtype. A block whose largest number is 6, e2m1's own, has scale 1."""
     rounding, make = FRAMEWORKS[framework]
     row = np.full(16, 2.25, dtype)
     row[0] = 6

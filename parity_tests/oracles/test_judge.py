@@ -19,7 +19,7 @@ from parity_tests.pair import toy
 
 
 def check_norm_gap() -> None:
-    """Of one element of a million the largest tells, of all of them the root of the squares; each
+    """Checks that the largest tells of one element of a million, the root of squares of all; each
     is relative to the second, and infinite where nothing can be compared."""
     many, alone = np.ones(10**6), np.ones(10**6)
     alone[7] += 1e-3

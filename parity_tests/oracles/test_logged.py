@@ -1,4 +1,4 @@
-"""What a run logs and says: by a clock that is handed in, formulas, and the true gradient."""
+"""A run's log and words agree with a given clock, formulas and the true gradient."""
 
 import json
 import math
@@ -205,7 +205,7 @@ LAUNCHER = "-m torch.distributed.run --nproc-per-node 4"
 
 
 def check_command(name: str, folder: Path) -> None:
-    """What a shell makes of the command for the other framework trains by the same config, on a
+    """Checks that the other framework's command, read by a shell, trains by the same config, on a
     machine of eight devices, too; PyTorch's is started with a process for each device."""
     flags = COMMANDS[name]
     if name == "init":
@@ -307,7 +307,7 @@ ORDER = ["embed", "blocks.0", "blocks.1", "logits"]
 
 
 def looked_into(outputs: str = "", backwards: str = "", grads: str = "", loss: float = 1.0) -> str:
-    """What is named in the second of two micro-batches, where the named tensors are not finite."""
+    """Returns what is named where the given tensors of micro-batch 2 of 2 are not finite."""
 
     def made(bad: str) -> dict[str, np.ndarray]:
         return {name: np.array([math.nan if name in bad.split() else 1.0]) for name in ORDER}
@@ -321,8 +321,8 @@ def looked_into(outputs: str = "", backwards: str = "", grads: str = "", loss: f
 
 
 def check_first_bad_tensor() -> None:
-    """Of several the first that is computed: forward from the embedding on, backward from the
-    logits back, outputs before the loss, gradients of outputs before those of weights."""
+    """Checks that the first computed of several is named: forward from the embedding, backward from
+    the logits, outputs before the loss, gradients of outputs before those of weights."""
     where, some = "in micro-batch 2 of 2", "blocks.0 blocks.1"
     assert looked_into(some, "logits", "logits", math.nan).startswith(
         f"the output of blocks.0 {where}"

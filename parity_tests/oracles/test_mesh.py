@@ -1,4 +1,4 @@
-"""What several devices draw and count, each by its own rows: no process is started."""
+"""Several devices draw and count, each by its own rows: no process is started."""
 
 from functools import partial
 from types import SimpleNamespace

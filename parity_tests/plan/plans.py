@@ -1,4 +1,4 @@
-"""What the plan's tests share: settings."""
+"""Makes the settings of the plan's tests."""
 
 from typing import Any
 

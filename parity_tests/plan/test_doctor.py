@@ -159,7 +159,7 @@ def test_cuda_settings_do_not_matter_on_a_cpu() -> None:
 
 
 def states(device: DeviceReport, **more: Any) -> dict[str, str]:
-    """What torch can do on a device."""
+    """Returns what torch can do on a device, by policy."""
     framework = Framework(name="torch", devices=(device,), **more)
     return {name: policies.ability(roles, framework).state for name, roles in POLICIES.items()}
 

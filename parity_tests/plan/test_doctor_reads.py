@@ -1,4 +1,4 @@
-"""What `lockstep doctor` reads: truly broken frameworks, packages, driver, this machine."""
+"""`lockstep doctor` reads truly broken frameworks, packages, the driver and this machine."""
 
 import json
 import os

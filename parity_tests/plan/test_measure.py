@@ -33,7 +33,7 @@ class Trainer:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What has temporary files, and must have none when all is done."""
+    """Returns where temporary files go; none must be left when all is done."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -18,7 +18,7 @@ PLAN = ["plan", "--model", "gpt2", "--device", "h100", "--framework", "torch"]
 
 
 class Compiler:
-    """Of a program of 10 GB and 20 ms; of none with remat."""
+    """Gives a program of 10 GB and 20 ms without remat, and none with it."""
 
     asked: ClassVar[list[Config]] = []
 

@@ -164,7 +164,7 @@ def test_it_counts_what_inductor_writes(name: str) -> None:
 
 
 def test_each_part_of_what_is_recomputed_is_in_the_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before they were there: a forward pass again, and that of a segment's blocks twice."""
+    """Formulas with a forward pass again, or with a segment's blocks twice, miss the traces."""
     found = [known for known in TRACED.values() if known.setting.remat != "none"]
     right = {known.name: known.moved_error for known in found}
     monkeypatch.setattr(inductor, "AGAIN_NORMS", dict.fromkeys(inductor.AGAIN_NORMS, (4, 4)))
@@ -211,7 +211,7 @@ def test_every_array_that_it_keeps_is_in_a_measured_peak(monkeypatch: pytest.Mon
 
 
 def test_grouped_queries_repeat_keys_and_rotation_moves() -> None:
-    """What a Llama-like model moves beside a GPT of the same sizes."""
+    """A Llama-like model moves rotation and repeated keys beside a GPT of the same sizes."""
     llama = shape.of("125m", None)
     s = setting(compiled=True)
     few = replace(llama, d_keys=llama.d_queries // 4)

@@ -30,7 +30,7 @@ def test_time_is_that_of_all_comparable_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_runs_that_nothing_was_fitted_to_are_predicted_as_well(name: str) -> None:
-    """Those of a model that the fit has not seen, of several machines, and with fused kernels."""
+    """The fit has not seen these runs: another model, several machines, fused kernels."""
     left_out = fitted.predict_left_out(fitted.fitting(name))
     assert published.rms(ratio for _, ratio in left_out) <= MOST_ERROR
     others = [point for point in published.timed(published.points())
@@ -92,7 +92,7 @@ def test_weights_are_as_many_as_published() -> None:
 
 
 def test_peaks_are_inside_the_error_bars() -> None:
-    """Of our own runs, whose peaks are known to be of what is allocated."""
+    """Our own runs' peaks are known to be of what is allocated; the error bars hold them."""
     found = [p for p in published.points() if p.peak_gb and not p.incomparable]
     assert {point.program for point in found} == {"eager", "compiled", "jax"}
     for point in found:
@@ -144,7 +144,7 @@ def test_an_architecture_without_runs_has_a_wide_error_bar(name: str) -> None:
 
 
 def test_attention_on_float32_operands_has_no_tf32_in_pytorch() -> None:
-    """What a trace counts, and what a device does: `sdpa:efficient_attention` in float32."""
+    """A trace counts, and a device runs, `sdpa:efficient_attention` in float32."""
     point = next(p for p in published.comparable() if p.precision == "tf32")
     at_peak = roofline.times(point.shape, point.setting, point.device)
     flops = roofline.by_kind(point.shape, point.setting)[1]

@@ -31,7 +31,7 @@ def test_every_mesh_of_the_devices_is_compared() -> None:
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_what_is_sent_is_what_fsdp_and_ddp_say(framework: str) -> None:
-    """Of torch in float32: gathers of all weights, of the blocks' again, one reduction."""
+    """Torch in float32 gathers all weights, then the blocks' again, and reduces once."""
     s = setting(framework=framework, rows=1, accum=3)
     alone, data = world.sent(B1, s, Mesh()), world.sent(B1, s, Mesh(4, 1))
     assert alone == (0, 0) and data[0] == 0

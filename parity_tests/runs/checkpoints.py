@@ -57,7 +57,7 @@ def state(step: int = 1000, dtype: str = "float32") -> TrainState:
 
 
 def pieces(arrays: Arrays, rank: int) -> Arrays:
-    """Of three processes: the last rows, the first ones, and what cannot be divided."""
+    """Returns a rank's part of three: the last rows, the first ones, what cannot be divided."""
     found = {}
     for name, x in arrays.items():
         if x.ndim == 0 and rank == 2:

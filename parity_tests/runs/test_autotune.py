@@ -65,7 +65,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def check_the_fastest_is_taken(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Of each name one; of what is hardly faster, none."""
+    """Checks that one way of each name is taken, and none that is hardly faster."""
     assert taken(Course()) == "attention=blocks"
     slower = {way: 1.1 for way in HERE}
     assert taken(Course({"none": 1.0, **slower}), policy="fp32") == "none"
@@ -250,7 +250,7 @@ def check_what_is_asked_for_is_not_measured(tmp_path: Path, monkeypatch: Patch) 
 
 
 def check_it_is_measured_on_one_layer(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Of any configuration that has ways, with weights that stay as they are."""
+    """Checks that any configuration with ways shrinks to a layer whose weights stay."""
     for flags in (
         {"model": "gpt2", "batch_size": 64, "accum": 4, "fp32_islands": "blocks.3"},
         {"model": "1b", "formats": "blocks.9=fp32", "policy": "bf16"},

@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit; which checkpoints are kept, and which one is resumed."""
+"""A saved state comes back bit for bit; rules say which checkpoints are kept and resumed."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def save_alone(run: Path, whole: TrainState) -> Path:
 def test_every_bit_comes_back(
     tmp_path: Path, dtype: str, save: Callable[[Path, TrainState], Path]
 ) -> None:
-    """Of one process, and of three that write a part each."""
+    """One process saves all, or three write a part each."""
     saved = state(dtype=dtype)
     path = save(tmp_path, saved)
     assert path == tmp_path / "checkpoints/step_00001000"

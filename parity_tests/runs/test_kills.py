@@ -170,7 +170,7 @@ def test_a_run_killed_again_and_again_is_one_that_never_was(
 @tier("full", guard="two", where=lambda framework: framework != "two")
 @pytest.mark.parametrize("framework", ["two", *twin.MODULES])
 def test_any_rank_may_be_killed(framework: str, request: pytest.FixtureRequest) -> None:
-    """What both have written is there whole, or is not there."""
+    """A checkpoint that both have written is there whole, or is not there."""
     full, dice = request.config.getoption("--full"), random.Random(framework)
     kills = (300 if framework == "two" else 100) if full else 8
     # A rate that does not depend on the number of steps.

@@ -1,4 +1,4 @@
-"""What a trainer says of flags that cost and do not pay: planted, and silent beside that."""
+"""A trainer tells of planted flags that cost and do not pay, and is silent beside that."""
 
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def test_remat_that_the_compiler_has_undone() -> None:
 
 @tier("rest", guard="what is said of a step that needs so much")
 def test_xla_undoes_remat_of_unrolled_layers_on_a_cpu() -> None:
-    """As it compiled them: the step needs what it needs without remat. A loop is recomputed."""
+    """Unrolled layers need what they need without remat, as compiled. A loop is recomputed."""
     needed = {}
     for name, flags in {
         "none": {"remat": "none"}, "unrolled": {"layers": "unroll"}, "loop": {"layers": "scan"},

@@ -81,7 +81,7 @@ def test_who_only_looks_is_taken_for_no_trainer(monkeypatch: pytest.MonkeyPatch)
     flock, waited = fcntl.flock, list[float]()
 
     def look(descriptor: int, kind: int) -> None:
-        """As the first who looks does; another one looks before he is done."""
+        """Looks as the first one does; another one looks before it is done."""
         flock(descriptor, kind)
         monkeypatch.setattr(lock.fcntl, "flock", flock)
         looking.callback(os.close, os.dup(descriptor))

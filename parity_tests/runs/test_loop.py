@@ -222,7 +222,7 @@ def test_a_signal_during_an_evaluation_is_not_lost(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under nohup, or behind `&` in a script."""
+    """A run ignores a signal that nohup, or `&` in a script, ignores."""
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         at_step(monkeypatch, 5, send(signal.SIGINT))
@@ -262,7 +262,7 @@ def test_ctrl_c_before_the_loop_ends_the_process_at_once(process: Callable[..., 
 
 
 def test_a_reader_that_goes_away_stops_the_run_and_saves(process: Callable[..., Any]) -> None:
-    """As in `python -m jax_impl.train | head`."""
+    """A run stops and saves when its reader ends, as in `python -m jax_impl.train | head`."""
     child = process("--steps 100000")
     child.stdout.readline()
     child.stdout.close()

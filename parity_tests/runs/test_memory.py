@@ -1,4 +1,4 @@
-"""What glibc does with memory that was freed."""
+"""A process keeps memory that was freed, or gives it back, as glibc is told."""
 
 import platform
 import subprocess

@@ -154,7 +154,7 @@ def test_a_launcher_says_where_they_meet(launcher: str, ended: list[subprocess.P
 
 @tier("rest", guard=GUARD)
 def test_two_launchers_of_torchrun(ended: list[subprocess.Popen]) -> None:
-    """As on two machines, with one process each."""
+    """Each launcher starts one process, as on two machines."""
     where = f"127.0.0.1:{free_port()}"
     for rank in range(2):
         words = ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"]

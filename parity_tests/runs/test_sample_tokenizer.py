@@ -38,7 +38,7 @@ def test_it_reads_and_writes_by_the_runs_tokenizer(
 
 
 def test_a_tokenizer_is_kept_whole(tmp_path: Path) -> None:
-    """That of `--init` has an end, which training by the other, named one has not seen."""
+    """The tokenizer of `--init` has an end, which training by the named one has not seen."""
     there, named, run = make(tmp_path / "there", "gpt2"), tmp_path / "named", tmp_path / "run"
     named.mkdir()
     for folder in (there, named):
@@ -53,7 +53,7 @@ def test_a_tokenizer_is_kept_whole(tmp_path: Path) -> None:
 def test_a_run_on_bytes_in_a_folder_is_sampled(
     data: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `lockstep data` made without a tokenizer, and named as the next run's data."""
+    """The run names data that `lockstep data` made without a tokenizer."""
     monkeypatch.setenv("LOCKSTEP_CACHE", str(place / "cache"))
     (place / "texts").mkdir()
     shutil.copy("text.txt", "texts")

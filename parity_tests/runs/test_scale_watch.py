@@ -1,4 +1,4 @@
-"""What a person is told of the loss scale, and when a run that only skips is given up."""
+"""A person is told how the loss scale moves; a run that only skips is given up."""
 
 import math
 from collections.abc import Callable

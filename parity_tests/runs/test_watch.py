@@ -1,4 +1,4 @@
-"""Who is missing is found by counts that stand still, and by nothing else."""
+"""Counts that stand still, and nothing else, tell which process is missing."""
 
 import threading
 import time

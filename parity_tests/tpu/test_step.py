@@ -100,7 +100,7 @@ def test_a_bug_is_seen(bug: Bug, compiler: Compiler) -> None:
 
 @pytest.mark.parametrize("name", ["attention-by-vmap", "norms-by-division", "plain-affine"])
 def test_a_variant_is_not_called_wrong(name: str, compiler: Compiler) -> None:
-    """What sums widely does not multiply widely: XLA folds the casts in; for CUDA it does not."""
+    """Wide sums are not wide products: XLA folds the casts in; for CUDA it does not."""
     cell = config(BF16 | STRICT)
     program = compiler.program(cell, "tpu-v5e", variant=name)
     assert rules.violations(program, cell, targets.find("tpu-v5e")) == []

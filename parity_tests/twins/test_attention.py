@@ -143,7 +143,7 @@ def test_a_wrong_kernel_is_seen(fault: str, shape: tuple[int, ...]) -> None:
 
 @tier("rest", guard="rung 6")
 def test_recomputed_blocks_keep_no_scores() -> None:
-    """As on CUDA without a kernel: the same gradients, of nothing but queries, keys and values."""
+    """Queries, keys and values alone give the same gradients, as on CUDA without a kernel."""
     t = 3 * 64 + 5
     q, k, v, upstream = (jnp.asarray(x.numpy()) for x in draw((1, t, 2, 8), torch.float32))
     config = toy(policy="fp32", numerics="fast", context=t, autotune="attention=blocks")

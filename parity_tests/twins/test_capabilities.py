@@ -1,4 +1,4 @@
-"""What a device can do is said in one place, and both twins are built by what that says."""
+"""One place says what a device can do, and both twins are built by what it says."""
 
 import ast
 import re
@@ -116,7 +116,7 @@ def make_model(framework: str, dtypes: Dtypes) -> Any:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("module", ["blocks.1.mlp.up", "blocks.1.attn.attend", "head", ""])
 def test_an_unknown_recipe_is_refused(framework: str, module: str) -> None:
-    """Of one module, or of the policy: it never multiplies as ever."""
+    """An unknown recipe of a module or the policy is an error, not the usual product."""
     known = toy(n_layer=3).dtypes
     wrong = replace(known.policy, recipe="fp7")
     modules = {module: wrong} if module else dict.fromkeys(known.modules, wrong)

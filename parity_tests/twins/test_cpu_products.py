@@ -1,4 +1,4 @@
-"""What multiplies rows and weights on a CPU: the forms that its libraries take, their choice."""
+"""A CPU multiplies rows and weights in forms that its libraries take; one is chosen."""
 
 import re
 from collections.abc import Callable
@@ -112,7 +112,7 @@ WAYS = {  # policy -> the ways of JAX and of PyTorch in fast numerics, with a co
 def test_the_ways_that_stand_beside_the_framework_s_own(
     monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    """Of which none may compute in another dtype, or be there in strict numerics."""
+    """No way may compute in another dtype, or be there in strict numerics."""
     cpu, gpu = Capabilities(platform="cpu"), Capabilities(platform="cuda")
     finders = jax_impl.extra.ways.find_ways, torch_ref.extra.ways.find_ways
     config = toy(policy=policy, numerics="fast", context=128, n_layer=3)

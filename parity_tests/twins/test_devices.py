@@ -65,7 +65,7 @@ class OnHost(torch.Tensor):
 
 
 class NoFloat64(TorchDispatchMode):
-    """As Apple's GPUs have it: an operation on the device whose result is float64 is an error."""
+    """Refuses an operation on the device whose result is float64, as Apple's GPUs do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

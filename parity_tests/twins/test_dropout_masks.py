@@ -59,7 +59,7 @@ def torch_bernoulli(key: tuple[int, int], p: float, shape: tuple[int, ...]) -> n
 def drop(
     framework: str, x: np.ndarray, rate: float, *, strict: bool = True, **key: Any
 ) -> np.ndarray:
-    """What a twin's Dropout makes of x at one place of one step."""
+    """Applies a twin's Dropout to x at one place of one step."""
     key = BASE | key
     place = key.pop("layer"), key.pop("site")
     if framework == "jax":

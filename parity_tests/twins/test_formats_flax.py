@@ -29,7 +29,7 @@ def _theirs_are_float8() -> None:
 
 
 def sheet(seed: int, *shape: int) -> Array:
-    """Of sizes from 1/8 to 16, some past 14, and zeros. Sums of products of their float8 numbers
+    """Draws sizes from 1/8 to 16, some past 14, and zeros. Sums of products of their float8 numbers
     are exact in float32, in whatever order."""
     random = np.random.default_rng(seed)
     x = random.choice([-1, 1], shape) * np.exp2(random.uniform(-3, 4, shape))

@@ -1,4 +1,4 @@
-"""What listens to a model's inside leaves its numbers alone, to the last bit."""
+"""Listeners inside a model leave its numbers alone, to the last bit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What each module computes in: `--fp32-islands`, `--formats`, a policy's `grads`; and that those
+"""`--fp32-islands`, `--formats` and a policy's `grads` say what each module computes in; those
 modules and no others multiply so."""
 
 from collections import Counter

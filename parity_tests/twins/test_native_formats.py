@@ -189,7 +189,7 @@ def test_native_numbers_are_the_emulated_ones(to: Any, past: float) -> None:
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What there are no units for: TF32 and fp8 on a CPU, blocks before Blackwell. Attention is
+    """Formats without units are named: TF32 and fp8 on a CPU, blocks before Blackwell. Attention is
     written out then: inside a kernel nothing can be rounded."""
     module: Any = {"jax": jax_impl.extra.device, "torch": torch_ref.extra.device}[framework]
     device = jax.devices("cpu")[0] if framework == "jax" else torch.device("cpu")

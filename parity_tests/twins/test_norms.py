@@ -26,7 +26,7 @@ def result_of(framework: str, **flags: Any) -> StepResult:
 
 
 def true_norms(clip: float = np.inf) -> dict[str, float]:
-    """Of the mean of the micro-batches' gradients, taken one by one."""
+    """Returns norms of the mean of the micro-batches' gradients, taken one by one."""
     twin = begin("torch", **FLAGS)
     each = [twin.loss_and_grads(batch)[1] for batch in window(toy(**FLAGS), 0).split()]
     grads = {name: np.mean([grads[name] for grads in each], axis=0) for name in each[0]}

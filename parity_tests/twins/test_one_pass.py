@@ -1,5 +1,5 @@
-"""What a GPU does in fewer kernels, for the loss, in LayerNorm and in attention; a CPU, which does
-not, checks the sums."""
+"""A GPU computes the loss, LayerNorm and attention in fewer kernels; a CPU, which does not, checks
+the sums."""
 
 from functools import partial
 from typing import Any

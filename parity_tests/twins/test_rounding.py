@@ -1,4 +1,4 @@
-"""What is multiplied in rounded formats: every operand of every matmul, and nothing else."""
+"""Rounded formats round every operand of every matmul, and nothing else."""
 
 from collections import Counter
 from dataclasses import replace
@@ -145,7 +145,7 @@ def test_every_operand_of_every_matmul_is_rounded(
 
 
 def kinds(operands: Operands) -> list[str]:
-    """Of e4m3 and e5m2 under a tensor's one scale, those whose numbers each operand has."""
+    """Names each operand's format: e4m3 or e5m2 under a tensor's one scale, empty for neither."""
     known = {"e5m2": E5M2, "e4m3": E4M3}  # the former may fit the latter, which has more digits
     return [
         next((k for k, to in known.items() if not differ(x, reference.quantize(x, to, 0))), "")

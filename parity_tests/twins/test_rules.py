@@ -34,7 +34,7 @@ def build(framework: str, config: Config) -> Any:
 
 
 def name_of(made: Any) -> str:
-    """Of a class, a function or what a function returns: such as "model.Linear"."""
+    """Names a class, a function or what a function returns, such as "model.Linear"."""
     made = getattr(made, "func", made)  # a partial's
     if made is torch.nn.functional.linear:
         return "functional.linear"
@@ -53,7 +53,7 @@ def modules_of(trainer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parts(framework: str, config: Config) -> dict[str, str]:
-    """What a configuration is made of: the trainer, and modules, products and attention by path."""
+    """Names what a configuration is made of: trainer; modules, products and attention by path."""
     trainer = build(framework, config)
     package = {"jax": jax_impl, "torch": torch_ref}[framework]
     found = {"trainer": name_of(type(trainer))}
@@ -68,7 +68,7 @@ def parts(framework: str, config: Config) -> dict[str, str]:
 
 
 def core(framework: str, family: str) -> dict[str, str]:
-    """What a plain model of three layers is made of."""
+    """Lists what a plain model of three layers is made of."""
     norm, linears = {
         "tiny": ("model.RMSNorm", ("gate", "up", "down")),
         "gpt2": ("model.LayerNorm", ("up", "down")),

@@ -37,7 +37,7 @@ def make(folder: Path, name: str, dtype: torch.dtype = torch.float32, **how: Any
 
 
 def config_of(folder: Path, **flags: Any) -> Config:
-    """That of `--init FOLDER`."""
+    """Returns the config of `--init FOLDER`."""
     source = init.open_source(str(folder))
     return replace(toy(**flags, init=str(folder)), model=source.model)
 

@@ -18,7 +18,7 @@ Run = tuple[Path, Config, TrainState]
 
 
 def run_with_adapters(folder: Path, family: str, targets: str = "") -> Run:
-    """Of transformers' own weights, in `there`; the adapters are no longer zero."""
+    """Saves a run of transformers' own weights, in `there`; the adapters are no longer zero."""
     config = config_of(make(folder / "there", family), policy="fp64")
     config = config.replace(lora_rank=3, lora_alpha=7.0, lora_targets=targets)
     run_of(folder / "run", "torch", config)

@@ -93,7 +93,7 @@ def test_a_process_without_the_twins_writes_their_text(
 @tier("rest", guard="int8 by the formula, in oracles/test_exports.py")
 @pytest.mark.usefixtures("kept_exporter")
 def test_int8_weighs_less_than_a_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is multiplied with rows is int8, and a tied embedding with it."""
+    """Weights that are multiplied with rows are int8, and a tied embedding with them."""
     config = toy("gpt2", policy="fp32", n_layer=2, d_model=96)
     run_of(tmp_path / "run", "torch", config)
     to = tmp_path / "int8"

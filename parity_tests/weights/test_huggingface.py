@@ -85,7 +85,7 @@ def test_a_run_is_trained_exported_and_loaded(
 
 
 def test_little_memory_is_needed(tmp_path: Path) -> None:
-    """Of the model's bytes: reading takes 1.2 at most, with the result; writing 0.2."""
+    """Reading takes 1.2 of the model's bytes at most, with the result; writing takes 0.2."""
     there = tmp_path / "there"
     flags = dict(n_layer=24, n_head=4, d_model=96, context=12, vocab=256)
     FAMILIES["deep"] = ("gpt2", flags)
@@ -110,7 +110,7 @@ def test_little_memory_is_needed(tmp_path: Path) -> None:
 
 
 def change(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Of the tensors."""
+    """Returns an edit of a folder's tensors."""
 
     def act(folder: Path) -> None:
         held = load_file(folder / "model.safetensors")

@@ -361,7 +361,7 @@ def _rates(options: Options, plain: Rows) -> Rule:
 
 
 def _misfit(options: Options, s: Sequence) -> float:
-    """Returns the part of the changes that the rule misses beyond rounding; 0 for another rule."""
+    """Returns the share of the changes that the rule misses beyond rounding; 0 for another rule."""
     worst: list[float] = [0.0]
     return max(worst) if _solve(options, s, worst) is not None else 0.0
 

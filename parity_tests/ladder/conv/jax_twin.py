@@ -61,7 +61,7 @@ class Net:
         return jax.nn.relu(self.tap(f"bn{n}", x_BHWC)), moved
 
     def conv(self, x_BHWC: Array, kernel: Array, stride: int) -> Array:
-        """Of numbers in the compute dtype, summed in the output dtype, rounded once."""
+        """Convolves in the compute dtype, sums in the output dtype and rounds once."""
         x, kernel = self.policy.cast_to_compute((x_BHWC, kernel))
         # Left alone, XLA's CPU backend sums float16 in float16: twice torch's error.
         x, kernel = self.policy.cast_to_output((x, kernel))
@@ -117,12 +117,12 @@ def mean_loss(net: Net, params: Params, batch: Examples) -> tuple[Array, Params]
 
 
 def norms(grads: Params) -> Array:
-    """Of each tensor, (P,)."""
+    """Returns the norm of each tensor, (P,)."""
     return jnp.stack([optax.tree.norm(x) for x in jax.tree.leaves(grads)])
 
 
 class State(NamedTuple):
-    """What a step changes on the device."""
+    """The state that a step changes on the device."""
 
     weights: Params
     optimizer: Any
