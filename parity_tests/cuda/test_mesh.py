@@ -80,7 +80,7 @@ def plan_share(framework: str, cell: Config, peak: int) -> float:
     """The plan's bytes, relative to the program's."""
     setting = Setting(
         framework=framework, ampere=True, policy=cell.precision.policy,
-        remat=cell.execution.remat, rows=cell.optim.batch_size, accum=cell.optim.accum,
+        remat=cell.execution.remat, rows=cell.optim.batch_size, accum=cell.optim.accum, timed=False,
     )  # fmt: skip
     return memory.parts(shape.of_model(cell.model), setting, cell.mesh).total / peak
 
