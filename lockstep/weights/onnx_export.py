@@ -64,7 +64,7 @@ def export_onnx(
     require(size < LARGEST, "--format", "onnx", "the model is over 2 GB; use safetensors")
     data = corpus.load(**vars(config.data))
     corpus.check(data, config.model.vocab, config.model.context)
-    held_out = batches.validation(config, data.val)
+    held_out = read_held_out(config, data)
     with exported(run, to, "torch_ref.io.onnx", step=step, warn=warn) as folder:
         file = folder / FILE
         (folder / WEIGHTS).unlink()
@@ -73,6 +73,16 @@ def export_onnx(
             quantize(file, calibration(config, data.train))
         now = (file.stat().st_size, mean_loss(run_file(file), held_out)) if int8 else was
     return Exported(*now, *was)
+
+
+def read_held_out(config: Config, data: corpus.Corpus) -> Batch:
+    """Draw the windows (M, B, T) of an evaluation. The exported program sees all that is before a
+    token in its row, so rows that pack several documents become rows of one each."""
+    held_out = batches.validation(config, data.val)
+    if held_out.segments is None:
+        return held_out
+    alone = corpus.load(**vars(config.data) | {"rows": "pad"})
+    return batches.validation(config, alone.val)
 
 
 def calibration(config: Config, train: Any) -> Iterator[np.ndarray]:

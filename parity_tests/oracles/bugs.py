@@ -646,6 +646,9 @@ LOGGED: list[tuple[Any, ...]] = [
     ("set-of-bytes", "held_out_rows", change_set(
         lambda right, file, _, rows: right(file, "", rows)), "stream"),
     ("set-without-mask", "held_out_rows", change_set(count_all), "pack"),
+    ("export-of-packed-rows", "held_out_rows", put(
+        onnx_export, "read_held_out", lambda config, data: batches.validation(config, data.val)),
+     "pack"),
     ("set-of-what-trains", "held_out", change_set(hold_out_nothing)),
     ("command-without-quotes", "command", put(closing, "shlex", SimpleNamespace(join=" ".join)),
      "texts"),

@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from jax_impl.twin import JaxTwin
 from lockstep.cli import trainers
 from lockstep.config import Config, from_flags
+from lockstep.data import corpus
 from lockstep.data.batch import Batch
 from lockstep.exits import DONE
 from lockstep.flags import flag_name
@@ -30,6 +31,7 @@ from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
 from lockstep.train import closing, loop, memory, nonfinite, track
 from lockstep.twin import BatchTrace, StepResult, trainer_module
+from lockstep.weights import onnx_export
 from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
@@ -179,11 +181,15 @@ def check_held_out_rows(rows: str, folder: Path) -> None:
         patch.setattr(FakeTwin, "evaluate", evaluate)
         flags = "--data rows.jsonl --eval-data same=rows.jsonl --tokenizer . --context 24"
         assert fake_runs.train(f"{flags} --rows {rows} --steps 1 --warmup 0") == DONE
+        config = directory.read_record(Path("run")).config
+        told = onnx_export.read_held_out(config, corpus.load(**vars(config.data)))
     own, same = asked[:2]
     assert own.tokens.max() < 4 and not own.counts.all()
     documents = 0 if own.segments is None else own.segments.max()
     assert min(documents, 2) == {"stream": 0, "pad": 1, "pack": 2}[rows]
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(own, same))
+    # An exported program knows no documents; its loss is of rows that hold one each.
+    assert not told.counts.all() and (documents == 0 or told.segments.max() == 1)
 
 
 # --- commands and states of runs
