@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.check.layout import Entry
+from lockstep.check.layout import Entry, Piece
 from lockstep.check.locate import Root
 from lockstep.check.modules import Calls, module_of, shapes_of_other_sizes
 from lockstep.check.port import Port
@@ -47,6 +47,9 @@ def of(
     if turned := turned_windows(entries):
         found.append(f"{len(turned)} kernels are turned half round, such as {turned[0]}: what is "
                      "loaded there must be, too; Flax's transpose_kernel=True does so")  # fmt: skip
+    if shuffled := shuffled_tensors(entries):
+        found.append(f"{shuffled[0]} has its rows or columns in another order ({len(shuffled)} in "
+                     "all): what is loaded there must be, too")  # fmt: skip
     if pairing.reordered:
         found.append(f"{len(pairing.reordered)} values have their axes in another order, such as "
                      f"{pairing.reordered[0]}: compared in the reference's")  # fmt: skip
@@ -84,6 +87,28 @@ def turned_windows(entries: list[Entry]) -> list[str]:
         pieces.setdefault((entry.reference.name, entry.port.name), []).append(entry)
     return [names[0] for names, group in pieces.items()
             if len(group) > 1 and all(_is_one_place(entry) for entry in group)]  # fmt: skip
+
+
+def shuffled_tensors(entries: list[Entry]) -> list[str]:
+    """Returns the tensors that are paired row by row, or column by column, in another order, as
+    behind a flattening of other axes."""
+    places: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for entry in entries:
+        theirs, ours = _place(entry.reference), _place(entry.port)
+        if theirs is not None and ours is not None:
+            places.setdefault((entry.reference.name, entry.port.name), []).append((theirs, ours))
+    return [
+        names[0]
+        for names, found in places.items()
+        if [ours for _, ours in sorted(found)] != sorted(ours for _, ours in found)
+        and names[0] not in turned_windows(entries)
+    ]
+
+
+def _place(piece: Piece) -> int | None:
+    """Returns the number of the row or column that a piece is; None for another piece."""
+    one = piece.cuts and piece.cuts[-1].index and len({cut.axis for cut in piece.cuts}) == 1
+    return sum(cut.start for cut in piece.cuts) if one else None
 
 
 def _is_one_place(entry: Entry) -> bool:

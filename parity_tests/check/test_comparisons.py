@@ -2,7 +2,7 @@
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,6 +252,22 @@ def test_kernels_that_are_turned_half_round_are_told() -> None:
                    layout.Piece("kernel", (layout.Cut(0, 4 - at, 6 - at),)))
              for at in range(0, 6, 2)]  # fmt: skip
     assert notes.turned_windows([*layers, *up, *parts]) == ["up.weight"]
+    assert notes.shuffled_tensors([*layers, *up, *parts]) == []
+
+
+@pytest.mark.parametrize(("order", "told"), [((0, 2, 1, 3), ["fc.weight"]), (range(4), [])])
+def test_columns_in_another_order_are_told(order: Iterable[int], told: list[str]) -> None:
+    """Values pair each column behind a flattening of other axes, and the verdict is equal."""
+    columns = [
+        layout.Entry(
+            layout.Piece("fc.weight", (layout.Cut(1, theirs, theirs + 1, True),)),
+            layout.Piece("fc.kernel", (layout.Cut(0, ours // 2 * 2, ours // 2 * 2 + 2),
+                                       layout.Cut(0, ours % 2, ours % 2 + 1, True))),
+            (3,), (3,), [(0,)],
+        )
+        for ours, theirs in enumerate(order)
+    ]  # fmt: skip
+    assert notes.shuffled_tensors(columns) == told
 
 
 def test_statistics_among_parameters_are_told() -> None:
