@@ -1,4 +1,4 @@
-"""Which values of a tape are made of which, for whoever holds it."""
+"""Dependencies between the values of a tape, on the recorder's side and on the check's."""
 
 from __future__ import annotations
 

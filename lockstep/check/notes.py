@@ -97,11 +97,12 @@ def shuffled_tensors(entries: list[Entry]) -> list[str]:
         theirs, ours = _place(entry.reference), _place(entry.port)
         if theirs is not None and ours is not None:
             places.setdefault((entry.reference.name, entry.port.name), []).append((theirs, ours))
+    turned = turned_windows(entries)
     return [
         names[0]
         for names, found in places.items()
-        if [ours for _, ours in sorted(found)] != sorted(ours for _, ours in found)
-        and names[0] not in turned_windows(entries)
+        if names[0] not in turned
+        and [ours for _, ours in sorted(found)] != sorted(ours for _, ours in found)
     ]
 
 

@@ -1,4 +1,4 @@
-"""One of our twins and a peer, each in a process of its own, held together by whole runs."""
+"""Compares whole runs of one of our twins and of a peer, each in a separate process."""
 
 from collections.abc import Iterator
 

@@ -105,8 +105,8 @@ def test_llm_c_computes_what_it_computed(dtype: torch.dtype, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_llm_c_trains_as_its_train_gpt2_py(framework: str, tmp_path: Path) -> None:
-    """That is torch's AdamW on one batch, clipped, for transformers' GPT-2: ten losses and the
-    gradient of each tensor in float64. Padding has no gradient."""
+    """A twin has the ten losses and the gradients of torch's AdamW on one batch, clipped, for
+    transformers' GPT-2, in float64. Padding has no gradient."""
     net = net_of()
     config = config_of(write_bin(tmp_path / "model.bin", net, torch.float32), policy="fp64")
     config = config.replace(steps=10, lr=1e-4, min_lr=1e-4, warmup=0, weight_decay=0.0, clip=1.0)
