@@ -29,7 +29,7 @@ setup: .venv/.ready
 	touch $@
 
 .venv/.ready: NEEDS := -e '.[dev]'
-.venv-aot/.ready: NEEDS := -e '.[aot,peers]' pytest pytest-xdist
+.venv-aot/.ready: NEEDS := -e '.[aot,examples]' pytest pytest-xdist
 .venv-tpu/.ready: NEEDS := -e '.[tpu-aot]' pytest pytest-xdist
 
 train: setup

@@ -42,13 +42,13 @@ CONTENDERS = {
     "torch-compiled": Contender("torch_ref.twin", {"compile": True, **OURS}),
     "jax-own": Contender("jax_impl.twin", OWN),
     "torch-own": Contender("torch_ref.twin", OWN),
-    "hf-trainer": Contender("benchmarks.peers.hf_trainer"),
-    "accelerate": Contender("benchmarks.peers.accelerate_loop"),
     "nanogpt": Contender("benchmarks.peers.nanogpt"),  # examples/minimal/train_torch.py
     "nanogpt-compiled": Contender("benchmarks.peers.nanogpt", {"compile": True}),
     "bare-jax": Contender("benchmarks.peers.bare_jax"),  # examples/minimal/train_jax.py
     "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", one_heap=True, keeps=True),
 }
+# Whose runners are gone: rows of release 0.1.0 name them.
+GONE = ("hf-trainer", "accelerate")
 
 # The rate only rises: at a higher one the first losses leap, and leap apart in two runs that differ
 # by rounding (`benchmarks.run drift`). What is timed does not depend on it.

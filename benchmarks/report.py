@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cuda_grid, inductor, ladder, speed
-from benchmarks.cells import CONTENDERS, workload
+from benchmarks.cells import CONTENDERS, GONE, workload
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
 from benchmarks.public_ports import table as public_table
@@ -181,7 +181,7 @@ def label(result: Result) -> str:
 def table(results: list[Result]) -> str:
     if why := refusal(results):
         return f"Refused: {why}."
-    order = list(CONTENDERS)
+    order = [*CONTENDERS, *GONE]
     results = sorted(results, key=lambda r: (_rows(r), order.index(r["cell"]["contender"])))
     return markdown(HEAD, map(_row, results))
 

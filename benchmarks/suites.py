@@ -14,7 +14,7 @@ from benchmarks.public_ports import measure as public
 from lockstep.config import policy
 
 OURS = ("jax", "torch", "torch-compiled")
-PEERS = ("hf-trainer", "accelerate", "nanogpt", "bare-jax")
+PEERS = ("nanogpt", "bare-jax")
 REMAT = ("none", "sublayer", "block", "sqrt", "dots")
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "tf32")
 NARROW = tuple(name for name, roles in policy.POLICIES.items() if roles.recipe)
@@ -146,7 +146,7 @@ def gpu(device: str) -> list[Job]:
         *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
         *cells("smoke", ("jax", "torch"), policies(toy | {"n_layer": 3}, *NARROW), **quick),
         *(climb(policy, device) for policy in (POLICIES[:1] if rehearsal else POLICIES)),
-        *cells("gpt2", (*OURS, "hf-trainer", "nanogpt", "bare-jax", "accelerate"), [half], **whole),
+        *cells("gpt2", (*OURS, *PEERS), [half], **whole),
         *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
         *cells("10m", OURS, policies(small, *every), **whole),
         *cells("30m", OURS, policies(medium, *every), **whole),

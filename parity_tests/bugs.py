@@ -46,7 +46,6 @@ TABLES = {
                             r"/test_by_values\.py::test_a_bug_is_different"),
     "second pair": Table("parity_tests.ladder.conv.bugs",
                          r"/test_second_pair\.py::test_(a_bug|ordinary)"),
-    "peer": Table("benchmarks.peers.bugs", r"/test_peers_hf\.py::test_a_difference_is_called"),
     "bare peer": Table("benchmarks.peers.bare_bugs",
                        r"/test_peers_bare\.py::test_a_difference_is_called"),
     "dtype": Table("parity_tests.twins.test_roles", r"/test_roles\.py::test_a_planted_bug"),

@@ -44,6 +44,10 @@ COSTS = {"tokens_per_second", "mfu", "peak_bytes", "seconds"}
 # Planted bugs that went with the code in which they were planted, or have another name.
 RETIRED = {
     "bare peer: blocks-of-queries-alone",
+    "peer: default-groups",  # these four are planted in the bare peer now
+    "peer: default-schedule",
+    "peer: divided-twice",
+    "peer: last-target-dropped",
     "reader: cache: lockstep.data.corpus: load_cached",
     "reader: debug state: lockstep.weights.llmc_state: require",
     "reader: parquet: lockstep.data.records: _group_count",

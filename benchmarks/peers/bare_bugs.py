@@ -6,6 +6,7 @@ What they are planted in is imported by the planting: a process has one framewor
 # mypy: disable-error-code="assignment, misc"
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,53 @@ def erf_gelu() -> None:
     right = train_torch.F
     changed = {"gelu": lambda x, approximate: right.gelu(x)}
     train_torch.F = SimpleNamespace(**(vars(right) | changed))
+
+
+def default_groups() -> None:
+    """transformers' `Trainer` decays all but biases and norms: embeddings and positions too."""
+    from examples.minimal import train_torch
+
+    right = train_torch.make_optimizer
+
+    def make_optimizer(model: Any) -> Any:
+        optimizer = right(model)
+        tables = {model.embed.weight, model.position.weight}
+        decayed, rest = (group["params"] for group in optimizer.param_groups)
+        decayed += [p for p in rest if p in tables]
+        rest[:] = [p for p in rest if p not in tables]
+        return optimizer
+
+    train_torch.make_optimizer = make_optimizer
+
+
+def default_schedule() -> None:
+    """transformers' cosine falls to zero; ours to a least rate."""
+    from benchmarks.peers import minimal
+
+    right = minimal.learning_rates
+    minimal.learning_rates = lambda optim: right(replace(optim, min_lr=0.0))
+
+
+def divided_twice() -> None:
+    """By hand, and by a library that accumulates: Accelerate's `backward`."""
+    from examples.minimal import train_torch
+
+    right = train_torch.train_step
+
+    def step(config: Any, model: Any, optimizer: Any, scaler: Any, *args: Any) -> Any:
+        again = {name: getattr(scaler, name) for name in ("unscale_", "step", "update")}
+        again["scale"] = lambda loss: scaler.scale(loss / config.accum)
+        return right(config, model, optimizer, SimpleNamespace(**again), *args)
+
+    train_torch.train_step = step
+
+
+def last_target_dropped() -> None:
+    """Each row's, as `labels=input_ids` does: transformers' models shift them."""
+    from examples.minimal import train_torch
+
+    right = train_torch.mean_loss
+    train_torch.mean_loss = lambda config, model, batch: right(config, model, batch[:, :-1])
 
 
 def weights_in_bfloat16() -> None:
@@ -101,6 +149,10 @@ def norms_in_bfloat16() -> None:
 BUGS: dict[str, Callable[[], None]] = {
     "decay-everywhere": decay_everywhere,
     "erf-gelu": erf_gelu,
+    "default-groups": default_groups,
+    "default-schedule": default_schedule,
+    "divided-twice": divided_twice,
+    "last-target-dropped": last_target_dropped,
     "weights-in-bfloat16": weights_in_bfloat16,
     "clip-without-eps": clip_without_eps,
     "accumulated-in-float32": accumulated_in_float32,

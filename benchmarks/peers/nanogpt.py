@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.peers import on_torch
 from benchmarks.peers.minimal import Minimal
-from benchmarks.peers.on_torch import to_numpy
 from examples.minimal import train_torch
 from lockstep.config import Config
 from lockstep.data.batch import Batch, join_tokens
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
 from lockstep.model.state import TrainState
+from lockstep.train.memory import resident_peak
 from lockstep.twin import StepResult
 
 
@@ -23,7 +22,7 @@ class NanoGPT(Minimal):
     framework = "nanogpt"
 
     def __init__(self, config: Config) -> None:
-        self.device = on_torch.find_device(config.run.device)
+        self.device = find_device(config.run.device)
         self.synchronous = self.device.type == "cpu"
         super().__init__(config, on_cpu=self.synchronous)
         self.minimal = train_torch.Config(**self.options, clip=config.optim.clip)
@@ -34,8 +33,10 @@ class NanoGPT(Minimal):
         self.optimizer = train_torch.make_optimizer(self.model)
 
     def describe(self) -> dict[str, Any]:
+        on_cuda = self.device.type == "cuda"
         return {
-            "device": on_torch.device_name(self.device), "platform": self.device.type,
+            "device": torch.cuda.get_device_name() if on_cuda else "cpu",
+            "platform": self.device.type,
             "attention": "sdpa", "emulated": "", "versions": {"torch": torch.__version__},
         }  # fmt: skip
 
@@ -102,7 +103,9 @@ class NanoGPT(Minimal):
             self.optimizer.zero_grad(set_to_none=True)
 
     def place(self, window: Batch) -> Tensor:
-        return on_torch.place(torch.from_numpy(join_tokens(window)).long(), self.device)
+        tokens = torch.from_numpy(join_tokens(window)).long()
+        pinned = tokens.pin_memory() if self.device.type == "cuda" else tokens
+        return pinned.to(self.device, non_blocking=True)
 
     def step(self, window: Tensor) -> Callable[[], StepResult]:
         scale, rate = self.scale, float(self.rates[self.updates])
@@ -113,10 +116,39 @@ class NanoGPT(Minimal):
         self.scale = self.scaler.get_scale()
         skipped = self.scale < scale
         self.taken, self.updates = self.taken + 1, self.updates + (not skipped)
-        return on_torch.report_late(metrics, rate, scale, skipped)
+        host = metrics.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event() if metrics.is_cuda else None
+        if copied:
+            copied.record()
+
+        def wait() -> StepResult:
+            if copied:
+                copied.synchronize()
+            loss, norm = host.tolist()
+            return StepResult(loss, norm, rate, scale, skipped)
+
+        return wait
 
     def peak_bytes(self) -> int:
-        return on_torch.peak_bytes(self.device)
+        on_cuda = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated() if on_cuda else resident_peak()
+
+
+def find_device(asked: str) -> torch.device:
+    """The device of `--device auto|cpu|cuda`.
+
+    Raises:
+        UserError: cuda was asked for and there is none.
+    """
+    found = torch.cuda.is_available()
+    remedy = f"PyTorch {torch.__version__} sees no CUDA device; use --device cpu"
+    require(found or asked != "cuda", "--device", asked, remedy)
+    return torch.device("cuda", 0) if found and asked != "cpu" else torch.device("cpu")
+
+
+def to_numpy(tensor: Tensor) -> Any:
+    """A copy on the host."""
+    return tensor.detach().cpu().clone().numpy()
 
 
 def canonical(name: str) -> str:

@@ -98,6 +98,10 @@ def test_both_skip_the_same_steps(peer: str, sides: Sides) -> None:
     [
         ("nanogpt", "decay-everywhere", "fp64"),
         ("nanogpt", "erf-gelu", "fp64"),
+        ("nanogpt", "default-groups", "fp64"),
+        ("nanogpt", "default-schedule", "fp64"),
+        ("nanogpt", "divided-twice", "fp64"),
+        ("nanogpt", "last-target-dropped", "fp64"),
         ("nanogpt", "weights-in-bfloat16", "bf16"),
         ("bare-jax", "clip-without-eps", "fp64"),
         ("bare-jax", "accumulated-in-float32", "fp64"),

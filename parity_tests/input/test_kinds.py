@@ -35,7 +35,7 @@ def test_a_framework_without_such_devices_is_on_the_cpu(kind: str) -> None:
         exact = kind in own and kind not in kinds.NO_FLOAT64
         assert kinds.place(framework, kind, half, wide) == (kind if exact else "cpu")
         assert main.place(framework, kind) == kinds.place(framework, kind)
-    assert kinds.place("hf-trainer", kind, half) == kind  # no framework of ours: it says itself
+    assert kinds.place("nanogpt", kind, half) == kind  # no framework of ours: it says itself
 
 
 def given(kind: str) -> argparse.Namespace:

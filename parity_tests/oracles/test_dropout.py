@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from benchmarks.peers import hf_model
 from lockstep.judge.compare import norm_gap
+from parity_tests import hf_model
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 

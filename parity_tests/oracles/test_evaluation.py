@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers.generation import logits_process
 
-from benchmarks.peers import hf_model
 from lockstep import exits, twin
 from lockstep.cli import commands
 from lockstep.config import Config
@@ -20,6 +19,7 @@ from lockstep.model.state import TrainState
 from lockstep.run import checkpoint, directory
 from lockstep.train import sampling
 from lockstep.twin import Twin
+from parity_tests import hf_model
 from parity_tests.fake import FakeTwin
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window

@@ -28,7 +28,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from benchmarks.peers import hf_model
 from jax_impl.io import stablehlo
 from lockstep.config import Config
 from lockstep.config.rope import parse_rope
@@ -44,6 +43,7 @@ from lockstep.weights.forward import WEIGHTS
 from lockstep.weights.huggingface import INDEX, SINGLE
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
+from parity_tests import hf_model
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier

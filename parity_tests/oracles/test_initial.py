@@ -13,10 +13,10 @@ import numpy as np
 import peft
 import torch
 
-from benchmarks.peers import hf_model
 from lockstep.model.stacked import scans_layers
 from lockstep.model.state import initial_state
 from lockstep.weights import init
+from parity_tests import hf_model
 from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.weights import folders

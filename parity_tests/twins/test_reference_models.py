@@ -19,11 +19,11 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-from benchmarks.peers import hf_model
 from lockstep.config import ModelConfig
 from lockstep.data.batch import Batch
 from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
+from parity_tests import hf_model
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, random_batch, start, toy
 
 # float64 rounds at 1.1e-16; the worst gap seen, over logits and all gradients, is 1.2e-15.

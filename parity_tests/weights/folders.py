@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers import hf_model
 from lockstep.config import Config
 from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint, directory
 from lockstep.weights import about, init
+from parity_tests import hf_model
 from parity_tests.pair import start, toy
 
 GPT2 = dict(n_layer=2, n_head=2, d_model=24, context=12, vocab=256)

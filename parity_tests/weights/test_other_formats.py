@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.peers import hf_model
 from lockstep.cli import trainers
 from lockstep.config import ModelConfig
 from lockstep.data.batch import split_tokens
@@ -19,6 +18,7 @@ from lockstep.judge.tolerances import CURVE, NORM
 from lockstep.model.state import initial_state
 from lockstep.weights import init
 from lockstep.weights.init import open_source
+from parity_tests import hf_model
 from parity_tests.pair import FRAMEWORKS, norm_gap, start, toy
 from parity_tests.tiers import tier
 from parity_tests.weights.folders import config_of

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep.config import ModelConfig
 from lockstep.config.huggingface import config_json
-from lockstep.model.params import Arrays, shapes
+from lockstep.model.params import Arrays
 from lockstep.weights.names import of_transformers
 
 
@@ -28,16 +28,6 @@ def translate(model: ModelConfig, arrays: Arrays) -> Arrays:
     layout = of_transformers(model)
     parts = [layout.split(name, array) for name, array in arrays.items()]
     return {name: part for each in parts for name, part in each.items()}
-
-
-def canonical(model: ModelConfig, arrays: Arrays) -> Arrays:
-    """The inverse of `translate`, in the order of the forward pass."""
-
-    def fill(name: str, out: np.ndarray) -> None:
-        out[...] = arrays[name]
-
-    layout, dtype = of_transformers(model), next(iter(arrays.values())).dtype
-    return {name: layout.join(name, dtype, fill) for name in shapes(model)}
 
 
 @torch.no_grad()
