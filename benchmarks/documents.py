@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import frameworks, ladder, lesson, programs, published, rates, report, speed
-from benchmarks.experiments import RECORDED
 from benchmarks.jobs import relative_path, say
 from lockstep import results
 from lockstep.cli import commands
@@ -177,9 +176,6 @@ TABLES: dict[str, Table] = {
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     "inductor": _benchmark("inductor", "inductor", "inductor"),
-    **{f"experiment_{name.replace('-', '_')}":
-       _benchmark("experiments", name + " --scale full" * (scale == "full"), f"{name} {scale}")
-       for name, scale in RECORDED.items()},
 }  # fmt: skip
 LEARN = Table("docs/results/learn.jsonl", "python -m benchmarks.lesson", lambda rows: "")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from lockstep import results
 from lockstep.errors import UserError, is_out_of_memory
 from lockstep.exits import DONE, exit_status
-from lockstep.process import NO_CHANGE, ROOT, last_line
+from lockstep.process import ROOT, last_line
 from lockstep.results import Row
 
 LIMIT = 4 * 3600.0  # seconds of a job that nothing else limits
@@ -43,7 +43,6 @@ class Job:
     words: tuple[str, ...] = ()
     device: str = "cpu"
     limit: float = LIMIT  # seconds
-    changes: Mapping[str, str] = field(default_factory=dict)  # to the environment
 
     def is_finished(self, row: Row | None) -> bool:
         """Says if a row is of this very measurement."""
@@ -72,23 +71,19 @@ class End(NamedTuple):
         return f"exit status {self.code}; {last_line(self.printed)[:300] or 'silent'}"
 
 
-def run_apart(
-    words: list[str], limit: float = LIMIT, changes: Mapping[str, str] = NO_CHANGE
-) -> End:
+def run_apart(words: list[str], limit: float = LIMIT) -> End:
     """Runs a command in the repository's root to its end, with all that it starts.
 
     Args:
         limit: seconds, after which all of it is killed.
-        changes: to the environment.
     """
     try:
         # No pipe: what outlives its parent would hold it open.
         with tempfile.TemporaryFile() as printed:
             options: dict[str, Any] = {"stdout": printed, "stderr": subprocess.STDOUT}
             process = subprocess.Popen(
-                words, cwd=ROOT, env={**os.environ, **changes}, stdin=subprocess.DEVNULL,
-                start_new_session=True, **options,
-            )  # fmt: skip
+                words, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True, **options
+            )
             try:
                 code = process.wait(limit)
                 error = ""
@@ -114,7 +109,7 @@ def perform(job: Job, out: Path) -> tuple[Row, float]:
     file = relative_path(out)
     given = [job.work, json.dumps(dict(job.given)), job.name, job.device, file]
     words = ["benchmarks.jobs", *given] if job.work else [w.format(out=file) for w in job.words]
-    end = run_apart([sys.executable, "-m", *words], job.limit, job.changes)
+    end = run_apart([sys.executable, "-m", *words], job.limit)
     row = results.read(out, job.device).get(job.name)
     seconds = time.perf_counter() - began
     if row is None or row == former:  # the process was killed, or crashed; or it was a command

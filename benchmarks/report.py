@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks import cuda_grid, inductor, ladder, speed
 from benchmarks.cells import CONTENDERS, GONE, workload
-from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import throughput, tokens_per_step
 from benchmarks.public_ports import table as public_table
 from benchmarks.tables import markdown
@@ -38,10 +37,7 @@ def kind_of(name: str, row: Result) -> str:
         return row["cell"]["table"]
     if "rung" in row:
         return "parity"
-    first, *rest = name.split(" ")
-    if rest and first in EXPERIMENTS:
-        return f"{first} {rest[0]}"
-    if first == "race":
+    if name.startswith("race "):
         return "speed"
     if "pair" in row:
         return "public-ports"
@@ -59,7 +55,6 @@ def split(rows: Rows) -> dict[str, Rows]:
 
 def make(kind: str, rows: Rows) -> str:
     """The table of a kind."""
-    first, _, which = kind.partition(" ")  # an experiment and its scale
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
         "speed": lambda: speed.markdown(listed),
@@ -69,8 +64,6 @@ def make(kind: str, rows: Rows) -> str:
         "parity": lambda: ladder.verdicts(rows),
         "public-ports": lambda: public_table.markdown(listed),
     }
-    if which and first in EXPERIMENTS:
-        return EXPERIMENTS[first].table(listed)
     return makers[kind]() if kind in makers else table(merge_rounds(listed))
 
 
@@ -78,7 +71,7 @@ def describe(rows: Rows) -> str:
     """Every table that rows make, and what has no result."""
     found = {}
     for kind, own in split(rows).items():
-        good = own if all("cell" in row or "label" in row for row in own.values()) else {
+        good = own if all("cell" in row for row in own.values()) else {
             name: row for name, row in own.items() if row.get("status", "ok") == "ok"
         }  # fmt: skip
         found[kind] = make(kind, good) if good else ""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.run NAME`: a suite or an experiment, each job in a process of its own.
+"""`python -m benchmarks.run NAME`: runs a suite, each job in a process of its own.
 
 Rows that are in the file are not measured again, so that what was interrupted goes on where it
 stopped. At the end the tables that the rows make stand beside them, in FILE.md.
@@ -12,11 +12,9 @@ from collections.abc import Container
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.experiments import EXPERIMENTS
-from benchmarks.experiments.frame import SCALES
 from benchmarks.jobs import Job, perform, relative_path, say
 from benchmarks.public_ports import measure
-from benchmarks.suites import SUITES, find_jobs
+from benchmarks.suites import SUITES
 from lockstep import results
 from lockstep.doctor import machine
 from lockstep.errors import UserError, require
@@ -94,12 +92,10 @@ def describe_outcome(every: list[Job], done: dict[str, Row]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    about = {name: suite.what for name, suite in SUITES.items()}
-    about |= {name: experiment.what for name, experiment in EXPERIMENTS.items()}
+    listed = [f"  {name:16}{suite.what}" for name, suite in SUITES.items()]
     parser = Parser(
-        prog="python -m benchmarks.run", description=__doc__,
-        epilog="\n".join(["names:", *(f"  {name:16}{what}" for name, what in about.items())]),
-    )  # fmt: skip
+        prog="python -m benchmarks.run", description=__doc__, epilog="\n".join(["names:", *listed])
+    )
     parser.add_argument("name", metavar="NAME", help="what to measure: see below")
     parser.add_argument("--out", metavar="FILE", type=Path,
                         help="where rows go (default: runs/benchmarks/NAME.jsonl)")  # fmt: skip
@@ -112,11 +108,6 @@ def main(argv: list[str] | None = None) -> int:
                         help="no job starts later (default: no limit)")  # fmt: skip
     parser.add_argument("--device", metavar="cpu|cuda",
                         help="where it runs (default: cpu; of gpu cuda)")  # fmt: skip
-    parser.add_argument("--rehearse", action="store_true",
-                        help="gpu: the whole suite on a CPU, with toys")  # fmt: skip
-    parser.add_argument("--scale", metavar="smoke|full",
-                        help="an experiment: minutes with a toy, or the real model "
-                        "(default: smoke on a CPU, else full)")  # fmt: skip
     parser.add_argument(
         "--root",
         metavar="DIR",
@@ -130,19 +121,15 @@ def main(argv: list[str] | None = None) -> int:
         help="public-ports: the interpreter of both programs (default: this one)",
     )
     given = parser.parse_args(argv)
-    require(given.name in about, "NAME", given.name, f"unknown; use {', '.join(about)}")
-    wanted = "cuda" if given.name == "gpu" and not given.rehearse else "cpu"
-    device = given.device or wanted
+    require(given.name in SUITES, "NAME", given.name, f"unknown; use {', '.join(SUITES)}")
+    device = given.device or ("cuda" if given.name == "gpu" else "cpu")
     require(device in ("cpu", "cuda"), "--device", device, "unknown; use cpu or cuda")
     require(given.minutes > 0, "--minutes", given.minutes, "must be above 0")
-    if given.name in SUITES:
-        require(given.scale is None, "--scale", given.scale, f"{given.name} is a suite; drop it")
-    scale = given.scale or ("smoke" if device == "cpu" else "full")
-    require(scale in SCALES, "--scale", scale, f"unknown; use {' or '.join(SCALES)}")
     if given.root:
         require(given.root.is_dir(), "--root", given.root, "no folder; name one with checkouts")
         measure.set_folder(given.root, given.python)
-    every = [job for job in find_jobs(given.name, device, scale) if given.only in job.name]
+    suite = SUITES[given.name]
+    every = [job for job in suite.jobs(device) if given.only in job.name]
     require(bool(every), "--only", given.only, "no job has that in its name")
     out = (given.out or ROOT / "runs" / "benchmarks" / f"{given.name}.jsonl").resolve()
     if not given.out:
@@ -153,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # a lost connection leaves no process behind
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
-    say(f"{given.name}, {about[given.name]}")
+    say(f"{given.name}, {suite.what}")
     status = run(every, out, given.minutes, EVERY if given.again else FAILURES * given.failed)
     try:
         say(f"report: {relative_path(report.write(out))}")
@@ -167,7 +154,9 @@ def require_gpu() -> None:
     driver, gpus, error = machine.nvidia()
     if not (driver or gpus):
         why = error or "no NVIDIA driver answers"
-        raise UserError(f"gpu: no CUDA GPU here ({why}); --rehearse runs the suite on a CPU")
+        raise UserError(
+            f"--device cuda: no CUDA GPU here ({why}); gpu --device cpu rehearses with toys"
+        )
 
 
 if __name__ == "__main__":

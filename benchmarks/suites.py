@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import cuda_grid, inductor, speed
 from benchmarks.cells import SMALL, TOY, Cell, Flags
-from benchmarks.experiments import EXPERIMENTS, frame
 from benchmarks.jobs import LIMIT, Job
 from benchmarks.measure import about
 from benchmarks.public_ports import measure as public
@@ -213,10 +212,3 @@ SUITES: dict[str, Suite] = {
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
     "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced", compiled),
 }  # fmt: skip
-
-
-def find_jobs(name: str, device: str, scale: str) -> list[Job]:
-    """The jobs of a suite, or of an experiment on a scale."""
-    if name in SUITES:
-        return SUITES[name].jobs(device)
-    return frame.jobs(name, EXPERIMENTS[name], scale, device)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import jobs, ladder, report, run
-from benchmarks.experiments import EXPERIMENTS
-from benchmarks.suites import SUITES, cells, find_jobs
+from benchmarks.suites import SUITES, cells
 from lockstep import results
 from lockstep.process import ROOT
 from parity_tests.conftest import Outcomes
@@ -24,15 +23,14 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", [*SUITES, *EXPERIMENTS])
+@pytest.mark.parametrize("name", SUITES)
 def test_every_job_has_a_name_and_a_function(name: str, device: str) -> None:
-    for scale in ("smoke", "full"):
-        every = find_jobs(name, device, scale)
-        assert every and len({job.name for job in every}) == len(every)
-        for job in every:
-            module, _, function = job.work.partition(":")
-            source = (ROOT / f"{module.replace('.', '/')}.py").read_text() if module else ""
-            assert job.words or f"\ndef {function}(" in source
+    every = SUITES[name].jobs(device)
+    assert every and len({job.name for job in every}) == len(every)
+    for job in every:
+        module, _, function = job.work.partition(":")
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text() if module else ""
+        assert job.words or f"\ndef {function}(" in source
 
 
 @tier("rest", guard="jax", where=lambda contender: contender == "torch")

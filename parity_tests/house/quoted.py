@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments import EXPERIMENTS
 from benchmarks.suites import SUITES
 from lockstep import twin
 from lockstep.cli import commands, trainers
@@ -46,7 +45,7 @@ def refusal(command: str) -> str:
         require(found is not None, "module", module, "there is none")
         assert found and found.origin
         if module == "benchmarks.run":
-            require(words[0] in {*SUITES, *EXPERIMENTS}, "experiment", words[0], "there is none")
+            require(words[0] in SUITES, "suite", words[0], "there is none")
         for flag in (word for word in words if word.startswith("--")):
             known = f'"{flag}"' in Path(found.origin).read_text()
             require(known, "flag", flag, f"{module} has no such flag")

@@ -101,7 +101,7 @@ def test_tables_are_those_of_the_results(document: Path) -> None:
 
 def test_the_documents_with_tables_are_found() -> None:
     names = {path.name for path in documents.DOCUMENTS}
-    assert {"README.md", "results.md", "parity.md", "benchmarks.md", "experiments.md"} <= names
+    assert {"README.md", "results.md", "parity.md", "benchmarks.md"} <= names
 
 
 def test_a_figure_changed_by_hand_is_seen() -> None:

@@ -275,12 +275,10 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
         ("nonsense", ["NAME", "nonsense", "smoke"]),
         ("smoke --minutes 0", ["--minutes", "0", "above 0"]),
         ("smoke --minutes x", ["--minutes", "'x'", "number"]),
-        ("smoke --scale full", ["--scale", "full", "a suite"]),
         ("cpu --device tpu", ["--device", "tpu", "cpu"]),
         ("speed --only snail", ["--only", "snail", "no job"]),
         ("smoke --out half", ["--out", "half", "is a folder"]),
         ("smoke --out notes.md", ["notes.md", "no file of results"]),
-        ("overflow --scale huge", ["--scale", "huge", "smoke"]),
         ("smoke --no", ["--no", "unknown"]),
     ],
     "benchmarks.report": [
