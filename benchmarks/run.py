@@ -114,12 +114,6 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         help="public-ports: the folder of checkouts, OWNER+NAME each",
     )
-    parser.add_argument(
-        "--python",
-        metavar="FILE",
-        default="",
-        help="public-ports: the interpreter of both programs (default: this one)",
-    )
     given = parser.parse_args(argv)
     require(given.name in SUITES, "NAME", given.name, f"unknown; use {', '.join(SUITES)}")
     device = given.device or ("cuda" if given.name == "gpu" else "cpu")
@@ -127,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     require(given.minutes > 0, "--minutes", given.minutes, "must be above 0")
     if given.root:
         require(given.root.is_dir(), "--root", given.root, "no folder; name one with checkouts")
-        measure.set_folder(given.root, given.python)
+        measure.set_folder(given.root)
     suite = SUITES[given.name]
     every = [job for job in suite.jobs(device) if given.only in job.name]
     require(bool(every), "--only", given.only, "no job has that in its name")

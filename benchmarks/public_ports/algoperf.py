@@ -1,7 +1,7 @@
 """AlgoPerf's workloads: each model stands in one repository, in PyTorch and in Linen."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,101 +10,47 @@ from benchmarks.public_ports.programs import (
     Program,
     Source,
     import_package,
+    in_linen,
     in_torch,
     integers,
     normal,
     stub,
     to_nhwc,
-    weighted,
 )
 
 REPOSITORY = "mlcommons/algorithmic-efficiency"
-TESTS = "modeldiffs/{} prints the outputs' difference"
-CLASSES = {"imagenet_vit": "imagenet", "fastmri": "fastmri", "ogbg": "ogbg", "wmt": "wmt",
-           "criteo1tb": "criteo1tb", "librispeech_conformer": "librispeech"}  # fmt: skip
+Sizes = dict[str, Any]
 
 
-def path(workload: str, framework: str) -> str:
-    return f"algoperf/workloads/{workload}/{CLASSES[workload]}_{framework}/models.py"
+class Workload(NamedTuple):
+    """A model in both frameworks, and what it takes."""
 
+    folder: str
+    data: str  # the first half of its folders' names
+    model: str
+    sizes: Sizes
+    batch: Callable[[int], Any]
+    # A batch -> the arguments of each framework's model.
+    torch_inputs: Callable[[Any], tuple[Any, ...]] = lambda batch: (batch,)
+    linen_inputs: Callable[[Any], tuple[Any, ...]] = lambda batch: (batch,)
+    linen_output: Callable[[Any, Any], Any] = lambda output, batch: output
 
-def models(workload: str, framework: str) -> Any:
-    """The module of a workload's models; what it imports beside is data and logging."""
-    stub("algoperf._version", "tensorflow", "tensorflow_datasets", "pynvml", "psutil", "GPUtil",
-         "clu", "torchvision", "wandb")  # fmt: skip
-    return import_package(REPOSITORY, path(workload, framework)[:-3].replace("/", "."))
+    def path(self, framework: str) -> str:
+        return f"algoperf/workloads/{self.folder}/{self.data}_{framework}/models.py"
 
-
-def in_linen(make: Callable[[], Any], first: Callable[[], tuple], arguments: Callable[[Any], tuple],
-             after: Callable[[Any], Any] = lambda x: x,
-             **flags: Any) -> Program:  # fmt: skip
-    """A Linen module.
-
-    Args:
-        first: inputs for `init`.
-        arguments: those of a batch.
-        after: of the output.
-    """
-    import jax
-
-    module = make()
-
-    def build(seed: int) -> Any:
-        init = jax.jit(lambda key: module.init(key, *first(), **flags))
-        return dict(init(jax.random.PRNGKey(seed)))
-
-    def loss(model: Any, batch: Any) -> Any:
-        return weighted(after(module.apply(model, *arguments(batch), **flags)))
-
-    return Program(build, loss)
-
-
-# --- Vision Transformer
-
-SMALL_VIT = {"num_classes": 7, "patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24,
-             "num_heads": 2, "head_zeroinit": False}  # fmt: skip
+    def models(self, framework: str) -> Any:
+        """The module of a framework's models; what it imports beside is data and logging."""
+        stub("algoperf._version", "tensorflow", "tensorflow_datasets", "pynvml", "psutil",
+             "GPUtil", "clu", "torchvision", "wandb")  # fmt: skip
+        return import_package(REPOSITORY, self.path(framework)[:-3].replace("/", "."))
 
 
 def images(step: int) -> np.ndarray:
     return normal(step, 2, 3, 16, 16)
 
 
-def vit_in_torch(**variant: bool) -> Program:
-    made = models("imagenet_vit", "pytorch")
-    return in_torch(lambda: made.ViT(**SMALL_VIT, **variant),
-                    lambda model, x: model(x, dropout_rate=0.0), images)  # fmt: skip
-
-
-def vit_in_linen(**variant: bool) -> Program:
-    made = models("imagenet_vit", "jax")
-    return in_linen(lambda: made.ViT(**SMALL_VIT, **variant), lambda: (to_nhwc(images(0)),),
-                    lambda x: (to_nhwc(x),), train=False, dropout_rate=0.0)  # fmt: skip
-
-
-# --- U-Net
-
-
 def scans(step: int) -> np.ndarray:
     return normal(step, 2, 16, 16)
-
-
-def unet_in_torch(**variant: bool) -> Program:
-    made = models("fastmri", "pytorch")
-    return in_torch(lambda: made.UNet(num_channels=4, num_pool_layers=2, **variant),
-                    lambda model, x: model(x[:, None], dropout_rate=0.0), scans)  # fmt: skip
-
-
-def unet_in_linen(**variant: bool) -> Program:
-    made = models("fastmri", "jax")
-    return in_linen(lambda: made.UNet(num_channels=4, num_pool_layers=2, **variant),
-                    lambda: (scans(0),), lambda x: (x,), train=False, dropout_rate=0.0,
-                    after=lambda x: x[:, None])  # fmt: skip
-
-
-# --- graph network
-
-SMALL_GNN = {"num_outputs": 5, "latent_dim": 8, "hidden_dims": (8,),
-             "num_message_passing_steps": 2}  # fmt: skip
 
 
 def graphs(step: int) -> dict[str, np.ndarray]:
@@ -120,51 +66,13 @@ def graphs(step: int) -> dict[str, np.ndarray]:
 def as_graph(batch: dict[str, Any]) -> Any:
     import jraph
 
-    return jraph.GraphsTuple(**batch, globals=None)
-
-
-def gnn_in_torch(activation: str) -> Program:
-    made = models("ogbg", "pytorch")
-    return in_torch(lambda: made.GNN(activation_fn_name=activation, **SMALL_GNN),
-                    lambda model, x: model(as_graph(x), dropout_rate=0.0), graphs)  # fmt: skip
-
-
-def gnn_in_linen(activation: str) -> Program:
-    made = models("ogbg", "jax")
-    return in_linen(lambda: made.GNN(activation_fn_name=activation, **SMALL_GNN),
-                    lambda: (as_graph(graphs(0)),), lambda x: (as_graph(x),), train=False,
-                    dropout_rate=0.0)  # fmt: skip
-
-
-# --- recommendation
-
-# The interaction's width is fixed at 128 in PyTorch.
-DLRM = {"vocab_size": 32, "mlp_bottom_dims": (16, 8, 128), "mlp_top_dims": (16, 8, 1)}
-DLRM_RESNET = {"vocab_size": 32, "mlp_bottom_dims": (8, 8, 8), "mlp_top_dims": (16, 16, 1),
-               "embed_dim": 8}  # fmt: skip
+    return (jraph.GraphsTuple(**batch, globals=None),)
 
 
 def clicks(step: int) -> np.ndarray:
     """13 figures and 26 categories."""
     both = [normal(step, 4, 13), integers(step, 32, 4, 26)]
     return np.concatenate(both, axis=1, dtype=np.float32)
-
-
-def dlrm_in_torch(name: str = "DlrmSmall", **variant: bool) -> Program:
-    made = models("criteo1tb", "pytorch")
-    sizes = DLRM_RESNET if name == "DLRMResNet" else DLRM
-    return in_torch(lambda: getattr(made, name)(**sizes, **variant),
-                    lambda model, x: model(x, 0.0), clicks)  # fmt: skip
-
-
-def dlrm_in_linen(name: str = "DlrmSmall", **variant: bool) -> Program:
-    made = models("criteo1tb", "jax")
-    sizes = DLRM_RESNET if name == "DLRMResNet" else DLRM
-    return in_linen(lambda: getattr(made, name)(**sizes, **variant), lambda: (clicks(0),),
-                    lambda x: (x,), train=False, dropout_rate=0.0)  # fmt: skip
-
-
-# --- translation
 
 
 def sentences(step: int) -> list[np.ndarray]:
@@ -174,95 +82,101 @@ def sentences(step: int) -> list[np.ndarray]:
     return pair
 
 
-def wmt_in_torch(tanh: bool = False, **variant: Any) -> Program:
-    import torch
-
-    made = models("wmt", "pytorch")
-    activation = torch.tanh if tanh else torch.nn.functional.relu
-    return in_torch(
-        lambda: made.Transformer(ntoken=20, d_model=16, nhead=2, d_hid=16, nlayers=2,
-                                 activation=activation, **variant),
-        lambda model, x: model(*x, dropout_rate=0.0) * (x[1] > 0)[..., None], sentences,
-    )  # fmt: skip
-
-
-def wmt_in_linen(tanh: bool = False, **variant: Any) -> Program:
-    import jax
-
-    made = models("wmt", "jax")
-    config = made.TransformerConfig(
-        vocab_size=20, emb_dim=16, num_heads=2, num_layers=2, qkv_dim=16, mlp_dim=16,
-        activation=jax.numpy.tanh if tanh else jax.nn.relu, deterministic=True, **variant,
-    )  # fmt: skip
-    program = in_linen(lambda: made.Transformer(config), lambda: tuple(sentences(0)), tuple,
-                       dropout_rate=0.0)  # fmt: skip
-
-    def loss(model: Any, batch: Any) -> Any:
-        output = made.Transformer(config).apply(model, *batch, dropout_rate=0.0)
-        return weighted(output * (batch[1] > 0)[..., None])
-
-    return program._replace(loss=loss)
+VIT = Workload(
+    "imagenet_vit", "imagenet", "ViT",
+    {"num_classes": 7, "patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24,
+     "num_heads": 2, "head_zeroinit": False},
+    images, linen_inputs=lambda x: (to_nhwc(x),),
+)  # fmt: skip
+UNET = Workload(
+    "fastmri", "fastmri", "UNet", {"num_channels": 4, "num_pool_layers": 2}, scans,
+    torch_inputs=lambda x: (x[:, None],), linen_output=lambda x, batch: x[:, None],
+)  # fmt: skip
+GNN = Workload(
+    "ogbg", "ogbg", "GNN",
+    {"num_outputs": 5, "latent_dim": 8, "hidden_dims": (8,), "num_message_passing_steps": 2},
+    graphs, as_graph, as_graph,
+)  # fmt: skip
+DLRM = Workload(
+    "criteo1tb", "criteo1tb", "DlrmSmall",
+    # The interaction's width is fixed at 128 in PyTorch.
+    {"vocab_size": 32, "mlp_bottom_dims": (16, 8, 128), "mlp_top_dims": (16, 8, 1)}, clicks,
+)  # fmt: skip
+DLRM_RESNET = DLRM._replace(
+    model="DLRMResNet",
+    sizes={"vocab_size": 32, "mlp_bottom_dims": (8, 8, 8), "mlp_top_dims": (16, 16, 1),
+           "embed_dim": 8},
+)  # fmt: skip
+WMT = Workload("wmt", "wmt", "Transformer", {}, sentences)
 
 
-# --- speech
+def sides(load: Workload, variant: Sizes) -> tuple[Callable[[], Program], Callable[[], Program]]:
+    """Both programs of a workload without dropout.
 
-CONFORMER = {"vocab_size": 11, "encoder_dim": 16, "num_attention_heads": 2,
-             "num_encoder_layers": 1, "use_specaug": False}  # fmt: skip
+    Args:
+        variant: further arguments of both models.
+    """
+    arguments = load.sizes | variant
 
+    def of_torch() -> Program:
+        model = getattr(load.models("pytorch"), load.model)
 
-def waves(step: int) -> list[np.ndarray]:
-    """Two sounds, one of them padded, and where they are."""
-    padding = np.zeros((2, 4000), np.float32)
-    padding[1, 3000:] = 1
-    return [normal(step, 2, 4000), padding]
+        def call(module: Any, batch: Any) -> Any:
+            return module(*load.torch_inputs(batch), dropout_rate=0.0)
 
+        return in_torch(lambda: model(**arguments), call, load.batch)
 
-def conformer_in_torch(**variant: Any) -> Program:
-    made = models("librispeech_conformer", "pytorch")
+    def of_linen() -> Program:
+        module = getattr(load.models("jax"), load.model)(**arguments)
+        return in_linen(module, load.batch, load.linen_inputs, load.linen_output,
+                        train=False, dropout_rate=0.0)  # fmt: skip
 
-    def make() -> Any:
-        model = made.ConformerEncoderDecoder(made.ConformerConfig(**CONFORMER, **variant))
-        made.initialize(model)
-        return model.eval()
-
-    def call(model: Any, batch: Any) -> Any:
-        output, padding = model(*batch, dropout_rate=0.0)
-        return output * (1 - padding[..., None])
-
-    return in_torch(make, call, waves)
+    return of_torch, of_linen
 
 
-def conformer_in_linen(**variant: Any) -> Program:
-    made = models("librispeech_conformer", "jax")
-    config = made.ConformerConfig(**CONFORMER, **variant)
-    return in_linen(
-        lambda: made.Conformer(config), lambda: tuple(waves(0)), tuple, train=False,
-        dropout_rate=0.0, after=lambda found: found[0] * (1 - found[1][..., None]),
-    )  # fmt: skip
+def translations(tanh: bool = False, **variant: Any) -> tuple[Callable, Callable]:
+    """The Transformer's two programs; outputs at padding do not count."""
+
+    def of_torch() -> Program:
+        import torch
+
+        model = WMT.models("pytorch").Transformer
+        activation = torch.tanh if tanh else torch.nn.functional.relu
+        return in_torch(
+            lambda: model(ntoken=20, d_model=16, nhead=2, d_hid=16, nlayers=2,
+                          activation=activation, **variant),
+            lambda module, x: module(*x, dropout_rate=0.0) * (x[1] > 0)[..., None], sentences,
+        )  # fmt: skip
+
+    def of_linen() -> Program:
+        import jax
+
+        made = WMT.models("jax")
+        config = made.TransformerConfig(
+            vocab_size=20, emb_dim=16, num_heads=2, num_layers=2, qkv_dim=16, mlp_dim=16,
+            activation=jax.numpy.tanh if tanh else jax.nn.relu, deterministic=True, **variant,
+        )  # fmt: skip
+        return in_linen(made.Transformer(config), sentences, tuple,
+                        lambda output, batch: output * (batch[1] > 0)[..., None],
+                        dropout_rate=0.0)  # fmt: skip
+
+    return of_torch, of_linen
 
 
-def pair(
-    name: str, workload: str, sides: tuple[Callable[..., Program], Callable[..., Program]],
-    own: str, given: dict[str, Any] | None = None, **known: Any,
-) -> Pair:  # fmt: skip
+def pair(name: str, load: Workload, own: str, programs: Any = None, variant: Sizes | None = None,
+         **known: Any) -> Pair:  # fmt: skip
     """A workload, or a variant of it.
 
     Args:
         own: the folder of its own test.
-        given: what makes the variant.
     """
-    reference, port = sides
     return Pair(
-        f"algoperf {name}", Source(REPOSITORY, path(workload, "pytorch")),
-        Source(REPOSITORY, path(workload, "jax")),
-        (lambda: reference(**(given or {})), lambda: port(**(given or {}))),
-        own_tests=TESTS.format(own), **known,
+        f"algoperf {name}", Source(REPOSITORY, load.path("pytorch")),
+        Source(REPOSITORY, load.path("jax")), programs or sides(load, variant or {}),
+        own_tests=f"modeldiffs/{own} prints the outputs' difference", **known,
     )  # fmt: skip
 
 
-VIT, UNET = (vit_in_torch, vit_in_linen), (unet_in_torch, unet_in_linen)
-GNN = (gnn_in_torch, gnn_in_linen)
-DLRMS, WMT = (dlrm_in_torch, dlrm_in_linen), (wmt_in_torch, wmt_in_linen)
 CONVERTED = "run in float64, the weights converted by their test"
 EQUAL: dict[str, Any] = {"differs": False, "by_hand": CONVERTED}
 TABLE: dict[str, Any] = {  # of positions
@@ -270,28 +184,20 @@ TABLE: dict[str, Any] = {  # of positions
     "by_hand": f"{CONVERTED}; both make a table in float32, and round it apart",
 }
 PAIRS = [
-    pair("vit", "imagenet_vit", VIT, "imagenet_vit", **TABLE),
-    pair("vit, gated", "imagenet_vit", VIT, "imagenet_vit_glu", {"use_glu": True}, **TABLE),
-    pair("vit, attention pooling", "imagenet_vit", VIT, "imagenet_vit_map", {"use_map": True},
-         **TABLE),
-    pair("vit, norm after", "imagenet_vit", VIT, "imagenet_vit_postln",
-         {"use_post_layer_norm": True}, differs=True, by_hand="run",
+    pair("vit, norm after", VIT, "imagenet_vit_postln", variant={"use_post_layer_norm": True},
+         differs=True, by_hand="run",
          why="the port ends with TypeError: it calls an array, where it drops out"),
-    pair("u-net", "fastmri", UNET, "fastmri", **EQUAL),
-    pair("u-net, tanh", "fastmri", UNET, "fastmri_tanh", {"use_tanh": True}, **EQUAL),
-    pair("u-net, layer norm", "fastmri", UNET, "fastmri_layernorm", {"use_layer_norm": True},
+    pair("u-net, layer norm", UNET, "fastmri_layernorm", variant={"use_layer_norm": True},
          **EQUAL),
-    *(pair(f"graph network, {name}", "ogbg", GNN, own, {"activation": name}, **EQUAL)
+    *(pair(f"graph network, {name}", GNN, own, variant={"activation_fn_name": name}, **EQUAL)
       for name, own in (("relu", "ogbg"), ("gelu", "ogbg_gelu"), ("silu", "ogbg_silu"))),
-    pair("dlrm", "criteo1tb", DLRMS, "criteo1tb"),
-    pair("dlrm, layer norm", "criteo1tb", DLRMS, "criteo1tb_layernorm", {"use_layer_norm": True}),
-    pair("dlrm, residual", "criteo1tb", DLRMS, "criteo1tb_resnet", {"name": "DLRMResNet"}),
-    pair("translation", "wmt", WMT, "wmt", **TABLE),
-    pair("translation, norm after", "wmt", WMT, "wmt_post_ln", {"pre_ln": False}, **TABLE),
-    pair("translation, temperature", "wmt", WMT, "wmt_attention_temp", {"attention_temp": 4.0},
+    pair("dlrm", DLRM, "criteo1tb"),
+    pair("dlrm, layer norm", DLRM, "criteo1tb_layernorm", variant={"use_layer_norm": True}),
+    pair("dlrm, residual", DLRM_RESNET, "criteo1tb_resnet"),
+    pair("translation", WMT, "wmt", translations(), **TABLE),
+    pair("translation, norm after", WMT, "wmt_post_ln", translations(pre_ln=False), **TABLE),
+    pair("translation, temperature", WMT, "wmt_attention_temp", translations(attention_temp=4.0),
          **TABLE),
-    pair("translation, gated, tanh", "wmt", WMT, "wmt_glu_tanh", {"glu": True, "tanh": True},
+    pair("translation, gated, tanh", WMT, "wmt_glu_tanh", translations(glu=True, tanh=True),
          **TABLE),
-    pair("conformer", "librispeech_conformer", (conformer_in_torch, conformer_in_linen),
-         "librispeech_conformer"),
 ]  # fmt: skip

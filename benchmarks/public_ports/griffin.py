@@ -7,14 +7,15 @@ from benchmarks.public_ports.programs import (
     Program,
     Source,
     import_package,
+    in_linen,
+    in_torch,
     integers,
-    weighted,
 )
 
 REPOSITORY = "google-deepmind/recurrentgemma"
 
 
-def config(kind: str) -> Any:
+def make_config(kind: str) -> Any:
     """A small Griffin: two recurrent blocks and one of attention; or Hawk, without attention."""
     common = import_package(REPOSITORY, "recurrentgemma.common")
     blocks = common.TemporalBlockType
@@ -32,49 +33,35 @@ def texts(step: int) -> Any:
     return integers(step, 19, 2, 10)
 
 
-def in_torch(kind: str) -> Program:
+def of_torch(kind: str) -> Program:
     import torch
 
-    sizes, module = config(kind), import_package(REPOSITORY, "recurrentgemma.torch.griffin")
+    config, module = make_config(kind), import_package(REPOSITORY, "recurrentgemma.torch.griffin")
 
-    def build(seed: int) -> Any:
-        torch.manual_seed(seed)
-        return module.Griffin(sizes, gradient_checkpointing=False)
-
-    def loss(model: Any, tokens: Any) -> Any:
+    def call(model: Any, tokens: Any) -> Any:
         positions = torch.arange(tokens.shape[1]).expand(*tokens.shape)
-        return weighted(model(tokens, positions, return_cache=False)[0])
+        return model(tokens, positions, return_cache=False)[0]
 
-    return Program(build, loss, texts)
+    return in_torch(lambda: module.Griffin(config, gradient_checkpointing=False), call, texts)
 
 
-def in_linen(kind: str) -> Program:
-    import jax
+def of_linen(kind: str) -> Program:
     import jax.numpy as jnp
 
-    sizes, module = config(kind), import_package(REPOSITORY, "recurrentgemma.jax.griffin")
-    model = module.Griffin(sizes, gradient_checkpointing=False)
+    module = import_package(REPOSITORY, "recurrentgemma.jax.griffin")
+    model = module.Griffin(make_config(kind), gradient_checkpointing=False)
 
-    def positions(tokens: Any) -> Any:
-        return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    def arguments(tokens: Any) -> tuple[Any, Any]:
+        return tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
-    def build(seed: int) -> Any:
-        tokens = jnp.asarray(texts(0), jnp.int32)
-        init = jax.jit(lambda key: model.init(key, tokens, positions(tokens)))
-        return init(jax.random.PRNGKey(seed))
-
-    def loss(weights: Any, tokens: Any) -> Any:
-        output = model.apply(weights, tokens, positions(tokens), return_cache=False)
-        return weighted(output[0])
-
-    return Program(build, loss)
+    return in_linen(model, texts, arguments, lambda output, tokens: output[0], return_cache=False)
 
 
 def pair(kind: str) -> Pair:
     return Pair(
         f"recurrentgemma {kind}", Source(REPOSITORY, "recurrentgemma/torch/griffin.py"),
         Source(REPOSITORY, "recurrentgemma/jax/griffin.py"),
-        (lambda: in_torch(kind), lambda: in_linen(kind)),
+        (lambda: of_torch(kind), lambda: of_linen(kind)),
         own_tests="none that compares the two",
         differs=False, by_hand="read; some initial values have another scale",
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +16,21 @@ from lockstep.check import compare, report
 from lockstep.errors import UserError
 from lockstep.results import Row
 
-PYTHON = "PUBLIC_PORTS_PYTHON"  # the environment variable that names the programs' interpreter
 ABSENT = "no checkout"
-VERSIONS = """
-import importlib.metadata as found
-import sys
-
-for name in sys.argv[1:]:
-    try:
-        print(name, found.version(name))
-    except found.PackageNotFoundError:
-        pass
-"""
 STEPS = 3  # of a loss curve
 LIMIT = 300.0  # seconds of a pair
-
-
-def python() -> str:
-    return os.environ.get(PYTHON) or sys.executable
 
 
 @cache
 def commit(source: Source) -> str:
     """The commit of a checkout, or an installed package's version; `ABSENT` without either."""
-    if source.package:
-        return versions(python()).get(source.package, ABSENT)
     try:
-        folder = checkout(source.repository)
-    except UserError:
+        if source.package:
+            return version(source.package)
+        words = ["git", "-C", str(checkout(source.repository)), "rev-parse", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (UserError, PackageNotFoundError, OSError, subprocess.CalledProcessError):
         return ABSENT
-    return _print(["git", "-C", str(folder), "rev-parse", "HEAD"]) or ABSENT
-
-
-@cache
-def versions(interpreter: str) -> dict[str, str]:
-    """The versions of an interpreter's packages, of those that the pairs name."""
-    named = sorted({source.package for pair in PAIRS.values() for source in pair.sources} - {""})
-    return dict(line.split() for line in _print([interpreter, "-c", VERSIONS, *named]).splitlines())
-
-
-def _print(words: list[str]) -> str:
-    try:
-        ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return ran.stdout.strip()
 
 
 def jobs(pairs: Iterable[Pair] = PAIRS.values()) -> list[Job]:
@@ -86,7 +56,7 @@ def measure(family: str, pair: str, at: list[str]) -> Row:
         return {"status": ABSENT, "why": f"no checkout of {', '.join(sorted(missing))} in --root"}
     with tempfile.TemporaryDirectory(prefix="public-port-") as folder:
         files = write(found, Path(folder))
-        options = compare.Options(python=python(), reference_python=python(), steps=STEPS)
+        options = compare.Options(steps=STEPS)
         result = compare.compare_programs(str(files[0]), str(files[1]), options)
     whole = report.to_json(result)
     return {
@@ -105,8 +75,6 @@ def summarise(root: dict[str, Any]) -> Row:
     return {name: root[name] for name in kept} | {"lines": lines, "names": len(root["names"])}
 
 
-def set_folder(root: Path, interpreter: str) -> None:
+def set_folder(root: Path) -> None:
     """Says to this process and to those of its jobs where the checkouts are."""
     os.environ[FOLDER] = str(root.resolve())
-    if interpreter:
-        os.environ[PYTHON] = interpreter

@@ -171,12 +171,26 @@ def in_torch(make: Callable[[], Any], call: Callable[[Any, Any], Any],
     return Program(build, lambda model, inputs: weighted(call(model, inputs)), batch)
 
 
-def of_transformers(name: str, config: str, sizes: dict[str, Any]) -> Any:
-    """A model of transformers, of random weights, without dropout, in attention of plain torch."""
-    import transformers
+def in_linen(module: Any, batch: Callable[[int], Any], arguments: Callable[[Any], tuple[Any, ...]],
+             after: Callable[[Any, Any], Any] = lambda output, batch: output,
+             **flags: Any) -> Program:  # fmt: skip
+    """A Linen module.
 
-    made = getattr(transformers, config)(attn_implementation="eager", **sizes)
-    return getattr(transformers, name)(made).eval()
+    Args:
+        arguments: the module's, of a batch.
+        after: the output that counts, of the module's output and the batch.
+        flags: of the module's call.
+    """
+    import jax
+
+    def build(seed: int) -> Any:
+        init = jax.jit(lambda key: module.init(key, *arguments(batch(0)), **flags))
+        return dict(init(jax.random.PRNGKey(seed)))
+
+    def loss(model: Any, inputs: Any) -> Any:
+        return weighted(after(module.apply(model, *arguments(inputs), **flags), inputs))
+
+    return Program(build, loss)
 
 
 def to_nhwc(x: Any) -> Any:

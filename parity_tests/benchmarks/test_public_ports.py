@@ -21,7 +21,6 @@ def fresh_commits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder of checkouts that is a test's own, and empty."""
     measure.commit.cache_clear()
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.delenv(measure.PYTHON, raising=False)
 
 
 def test_at_least_forty_pairs_are_described() -> None:
