@@ -13,10 +13,12 @@ from benchmarks.public_ports.programs import (
 )
 
 REPOSITORY = "jax-ml/bonsai"
-UMT5 = {"vocab_size": 19, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2,
-        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
-        "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 1,
-        "decoder_start_token_id": 0}  # fmt: skip
+UMT5: dict[str, Any] = {
+    "vocab_size": 19, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
+    "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip
+OWN: dict[str, Any] = {"attn_implementation": "eager", "feed_forward_proj": "gated-gelu"}
 
 
 def translations(step: int) -> list[Any]:
@@ -27,11 +29,7 @@ def of_torch() -> Program:
     import transformers
 
     def make() -> Any:
-        """Random weights, and attention of plain torch."""
-        config = transformers.UMT5Config(
-            attn_implementation="eager", feed_forward_proj="gated-gelu", **UMT5
-        )
-        return transformers.UMT5Model(config).eval()
+        return transformers.UMT5Model(transformers.UMT5Config(**UMT5, **OWN)).eval()
 
     def call(model: Any, batch: Any) -> Any:
         return model(batch[0], decoder_input_ids=batch[1]).last_hidden_state
