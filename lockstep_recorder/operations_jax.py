@@ -19,6 +19,7 @@ INLINED = ("pjit", "jit", "closed_call", "core_call", "core_closed_call", "remat
            "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
            "custom_vmap_call", "xla_call", "named_call")  # fmt: skip
 LONGEST = 4_000  # equations that a scan may become; a longer one is one operation
+LEGIBLE = 80  # characters of an attribute; longer ones, such as a convolution's axes, are not told
 PLAIN = (bool, int, float, str)
 
 
@@ -62,7 +63,8 @@ class Flat:
             y = eqn.primitive.bind(*functions, *values, **params)
             return list(y) if eqn.primitive.multiple_results else [y]
 
-        attributes = {key: repr(x)[:80] for key, x in eqn.params.items() if _is_plain(x)}
+        attributes = {key: repr(x) for key, x in eqn.params.items() if _is_plain(x)}
+        attributes = {key: x for key, x in attributes.items() if len(x) <= LEGIBLE}
         shapes = [v.aval for v in eqn.outvars]
         return self.tape.add(name, inputs, shapes, apply, attributes, line_of(frames(eqn)))
 

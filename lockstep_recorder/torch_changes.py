@@ -51,6 +51,7 @@ CONVOLUTIONS = [getattr(f, f"conv{word}{n}d") for n in (1, 2, 3) for word in (""
 LOSSES = (f.cross_entropy, f.nll_loss, f.mse_loss, f.l1_loss, f.kl_div, f.smooth_l1_loss,
           f.binary_cross_entropy, f.binary_cross_entropy_with_logits, f.ctc_loss)  # fmt: skip
 POOLS = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)
+LARGEST = (f.max_pool1d, f.max_pool2d, f.max_pool3d)
 
 
 class Change(NamedTuple):
@@ -226,6 +227,68 @@ def _pool(function: Any, args: Args, kwargs: Words) -> Made:
                  partial(function, *args[:5], **other))  # fmt: skip
 
 
+Sides = tuple[tuple[int, int], ...]  # of each axis of a window: places before, places behind
+CONVOLUTION = dict(input=None, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1)
+POOL = dict(input=None, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False)
+
+
+def _window_of_convolution(function: Any, args: Args, kwargs: Words) -> Made:
+    given = CONVOLUTION | dict(zip(CONVOLUTION, args)) | kwargs
+    x, size = given["input"], given["weight"].shape[2:]
+
+    def padded(sides: Sides) -> torch.Tensor:
+        return function(**{**given, "input": f.pad(x, _flat(sides)), "padding": 0})
+
+    yield from _paddings("convolution", x.shape[2:], size, given, padded)
+
+
+def _window_of_pool(function: Any, args: Args, kwargs: Words) -> Made:
+    given = POOL | dict(zip(POOL, args)) | kwargs
+    x, size, shape = given["input"], given["kernel_size"], given["input"].shape[2:]
+    given["stride"] = given["stride"] or size
+
+    def padded(sides: Sides) -> torch.Tensor:
+        y = f.pad(x, _flat(sides), value=-torch.inf)
+        return function(**{**given, "input": y, "padding": 0})
+
+    if not given["ceil_mode"]:
+        yield from _paddings("pool", shape, _each(size, shape), given, padded)
+
+
+def _paddings(
+    what: str, shape: Args, size: Args, given: Words, padded: Callable[[Sides], torch.Tensor]
+) -> Made:
+    """Yields a window's other paddings: XLA's SAME, all on one side, none."""
+    padding = given["padding"]
+    strides, dilations = (_each(given[name], shape) for name in ("stride", "dilation"))
+    reach = [d * (k - 1) for k, d in zip(size, dilations)]
+    if padding == "same":
+        own: Sides = tuple((n // 2, n - n // 2) for n in reach)
+    else:
+        own = tuple((n, n) for n in _each(0 if padding == "valid" else padding, shape))
+    missing = [max((-(-n // s) - 1) * s + r + 1 - n, 0) for n, s, r in zip(shape, strides, reach)]
+    others: dict[Sides, str] = {
+        tuple((n // 2, n - n // 2) for n in missing): " (SAME)",
+        tuple((sum(sides), 0) for sides in own): " (causal)",
+        tuple((0, sum(sides)) for sides in own): "", tuple((0, 0) for _ in own): "",
+    }  # fmt: skip
+    for sides, word in others.items():
+        if sides != own:
+            yield Change("padding", f"a {what} padded by {own}",
+                         f"a {what} padded by {sides}{word}", partial(padded, sides))  # fmt: skip
+
+
+def _each(x: Any, shape: Args) -> Args:
+    """Returns a number for each axis of a window."""
+    found = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    return found * len(shape) if len(found) == 1 else found
+
+
+def _flat(sides: Sides) -> tuple[int, ...]:
+    """Returns the padding as `pad` takes it, the last axis first."""
+    return tuple(n for both in reversed(sides) for n in both)
+
+
 def _pad(function: Any, args: Args, kwargs: Words) -> Made:
     given = _bound(function, args, kwargs)
     for mode in ("constant", "reflect", "replicate", "circular"):
@@ -361,6 +424,7 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ((tensor.detach,), _detach), ((t.no_grad,), _no_grad),
     ((t.var, t.std, tensor.var, tensor.std), _spread),
     ((f.linear, *CONVOLUTIONS), _bias), (CONVOLUTIONS, _kernel), ((f.embedding,), _embedding),
+    (CONVOLUTIONS[::2], _window_of_convolution), (LARGEST, _window_of_pool),
     (POOLS, _pool), ((f.pad,), _pad), ((f.pad,), _sides),
     ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__), _nothing),
     ((f.interpolate,), _interpolation),

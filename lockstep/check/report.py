@@ -113,7 +113,7 @@ def figure(root: Root) -> str:
     if root.rung == "1":
         return f"{len(root.names)} tensor{'s' * (len(root.names) != 1)} without a partner"
     if root.rung == "0" and not math.isfinite(largest.figure):
-        return "one side's is a constant, or another"
+        return "a constant on one side, or another constant"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     unit = " sampling errors" if root.rung == "0" else ""
@@ -146,6 +146,8 @@ def _of_rung(rung: Stage) -> str:
     if rung.lacks or rung.number == "1":
         return line
     worst = rung.worst
+    if not math.isfinite(worst.figure):
+        return f"{line}, such as {worst.where}"
     return f"{line}; largest {worst.figure:.2g} (bound {worst.bound:.2g}), {worst.where}"
 
 

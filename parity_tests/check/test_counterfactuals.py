@@ -23,6 +23,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(7, 4, padding_idx=0)
+        self.stem = nn.Conv2d(3, 3, 3, padding=1, stride=2)
         self.conv, self.up = nn.Conv2d(3, 6, 3), nn.ConvTranspose2d(6, 4, 2)
         self.bn, self.group = nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
         self.inst = nn.InstanceNorm2d(4, affine=True)
@@ -30,6 +31,7 @@ class Model(nn.Module):
         self.shift, self.scale = (nn.Parameter(torch.randn(4)) for _ in range(2))
 
     def forward(self, ids, image):
+        image = F.max_pool2d(self.stem(image), 3, padding=1, stride=2)
         x = self.conv(F.pad(image, (2, 0, 1, 1), mode="reflect"))
         x = self.bn(self.up(x))
         x = F.avg_pool2d(torch.relu(F.gelu(x)), 3, 2, 1)
@@ -51,7 +53,7 @@ def loss(model, batch):
 
 def batch(step):
     draw = np.random.default_rng(step)
-    return {"ids": draw.integers(0, 3, (3, 4)), "image": draw.normal(size=(3, 3, 5, 5)),
+    return {"ids": draw.integers(0, 3, (3, 4)), "image": draw.normal(size=(3, 3, 20, 20)),
             "class": draw.integers(0, 5, 3)}
 """
 TURNED = """class Turned(nn.ConvTranspose2d):
@@ -68,6 +70,14 @@ TOGETHER = """class Together(nn.InstanceNorm2d):
 
 
 class Model"""
+SAME = """def same(x, value):
+    y = x.new_full((*x.shape[:2], x.shape[2] + 1, x.shape[3] + 1), value)
+    y[:, :, :-1, :-1] = x
+    return y
+
+
+class Model"""
+SAME_FOR_ONE = "a {0} padded by ((0, 1), (0, 1)) (SAME), for a {0} padded by ((1, 1), (1, 1))"
 
 
 class Plant(NamedTuple):
@@ -91,12 +101,18 @@ PLANTS = [
           "(2, 3)", [("nn.InstanceNorm2d(4", "Together(4"), ("class Model", TOGETHER)]),
     Plant("kernel of a convolution", "up", "turned half round",
           [("nn.ConvTranspose2d(6", "Turned(6"), ("class Model", TURNED)]),
-    Plant("padding", "before conv", "padded by mode replicate, for padded by mode reflect",
+    Plant("padding", "between stem and conv", "mode replicate, for padded by mode reflect",
           [('mode="reflect"', 'mode="replicate"')]),
     Plant("padding", "between bn and group", "padding not counted, for padding counted",
           [("3, 2, 1)", "3, 2, 1, count_include_pad=False)")]),
-    Plant("padding", "before conv", "padded by (0, 2, 1, 1), for padded by (2, 0, 1, 1)",
+    Plant("padding", "between stem and conv", "padded by (0, 2, 1, 1), for padded by (2, 0, 1, 1)",
           [("(2, 0, 1, 1)", "(0, 2, 1, 1)")]),
+    Plant("padding", "before conv", SAME_FOR_ONE.format("convolution"),
+          [("self.stem(image)", "F.conv2d(same(image, 0.0), self.stem.weight, self.stem.bias, 2)"),
+           ("class Model", SAME)]),
+    Plant("padding", "between stem and conv", SAME_FOR_ONE.format("pool"),
+          [("F.max_pool2d(self.stem(image), 3, padding=1,",
+            "F.max_pool2d(same(self.stem(image), -torch.inf), 3,"), ("class Model", SAME)]),
     Plant("parameter left out", "between embed and head", "shift is left out",
           [("b + self.shift", "b + 0 * self.shift")]),
     Plant("parameter left out", "between embed and head", "scale is left out",
