@@ -1,6 +1,7 @@
 """Rounding: activations, linear layers, norms, embeddings, attention."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,13 +19,10 @@ import jax_impl.io.bridge
 import jax_impl.model
 import jax_impl.precision
 import jax_impl.step
-import torch_ref.extra.rules
 import torch_ref.model
 import torch_ref.precision
-import torch_ref.step
 from benchmarks.semantics.row import (
     BF16,
-    CPU,
     Figures,
     as_torch,
     bit_equal,
@@ -38,9 +36,10 @@ from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
 from lockstep.devices import Capabilities
 from lockstep.model.params import Arrays, initial
+from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-from lockstep.parity.toy import toy
-from torch_ref.io.bridge import from_numpy, to_numpy
+from lockstep.parity.toy import FRAMEWORKS, start, toy
+from torch_ref.io.bridge import to_numpy
 
 NORM_EPS, DEVICE = ModelConfig.norm_eps, Capabilities(platform="cpu")
 
@@ -179,55 +178,37 @@ def one_layer(tied: bool = False, policy: str = "bf16") -> Config:
     return toy(policy=policy, n_layer=1, context=128, batch_size=8, tied=tied)
 
 
-def torch_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
-    """Returns one batch's gradients; `whole` casts every weight to the compute dtype first."""
-    roles = config.dtypes
-    model = torch_ref.extra.rules.make_model(config, roles, CPU, DEVICE)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(from_numpy(weights[name]))
-    if whole:
-        model.to(torch_ref.precision.dtype(roles.compute))
-    placed = batch.map_arrays(lambda x: torch.from_numpy(x).long())
-    torch_ref.step.batch_loss(model, placed, roles.policy).backward()
-    return {name: to_numpy(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+def gradients(framework: str, config: Config, weights: Arrays) -> Arrays:
+    """Returns a twin's gradients of one batch."""
+    state = replace(initial_state(config), params=weights)
+    return start(framework, config, state).loss_and_grads(batch_of(config))[1]
 
 
-@cache
-def jax_gradient_function(config: Config, whole: bool) -> Callable:
-    roles = config.dtypes
-    model = jax_impl.extra.rules.make_model(config, roles, DEVICE)
-    cast = (
-        jax_impl.precision.make_policy(roles.policy).cast_to_compute
-        if whole
-        else lambda params: params
-    )
-
-    def loss(some: Any, rest: Any, batch: Any) -> jax.Array:
-        return jax_impl.step.batch_loss(model(cast(some | rest)), batch)
-
-    return strict_jit(jax.grad(loss))
+def batch_of(config: Config) -> Batch:
+    return GPT.window(config, 0).select(0)
 
 
-def jax_gradient(config: Config, weights: Arrays, batch: Batch, *, whole: bool = False) -> Arrays:
-    """Returns the gradients in JAX, of the embedding and the head alone."""
-    shapes = jax_impl.extra.rules.make_model(config, config.dtypes, DEVICE).shapes
-    params = jax_impl.io.bridge.from_canonical(weights, shapes)
-    some = {name: params.pop(name) for name in ("embed.weight", "head.weight") if name in params}
-    grads = jax_gradient_function(config, whole)(some, params, batch)
-    return jax_impl.io.bridge.to_canonical(grads | params, config.model)
+def gradient_of_whole_cast(config: Config, weights: Arrays) -> jax.Array:
+    """Returns the embedding's gradient in JAX where every weight is cast before the model."""
+    model = jax_impl.extra.rules.make_model(config, config.dtypes, DEVICE)
+    cast = jax_impl.precision.make_policy(config.dtypes.policy).cast_to_compute
+    params = jax_impl.io.bridge.from_canonical(weights, model.shapes)
+
+    def loss(table: jax.Array, rest: Any, batch: Any) -> jax.Array:
+        return jax_impl.step.batch_loss(model(cast(rest | {"embed.weight": table})), batch)
+
+    table = params.pop("embed.weight")
+    return strict_jit(jax.grad(loss))(table, params, batch_of(config))
 
 
 def embedding_gradient() -> Figures:
     config, name = one_layer(), "embed.weight"
-    weights, batch = initial(config.model, 0), GPT.window(config, 0).select(0)
-    truth = torch_gradient(one_layer(policy="fp64"), weights, batch)[name]
-
-    def of(gradient: Callable, **how: bool) -> float:
-        return error(gradient(config, weights, batch, **how)[name], truth)
-
+    weights = initial(config.model, 0)
+    truth = gradients("torch", one_layer(policy="fp64"), weights)[name]
+    ours = (gradients(framework, config, weights)[name] for framework in FRAMEWORKS)
     return Figures(
-        default=of(jax_gradient, whole=True), ours=max(of(jax_gradient), of(torch_gradient))
+        default=error(gradient_of_whole_cast(config, weights), truth),
+        ours=max(error(gradient, truth) for gradient in ours),
     )
 
 
@@ -252,11 +233,11 @@ def shared_weight() -> Figures:
     apart = autocast(*([x] for x in inputs))
     theirs = jax.jit(jax.grad(one_cast))(*(jnp.asarray(x) for x in (weight.detach(), *inputs)))
 
-    weights, batch = initial(one_layer().model, 0), GPT.window(one_layer(), 0).select(0)
+    weights = initial(one_layer().model, 0)
     weights["head.weight"] = weights["embed.weight"]
     gaps = []
-    for of in (jax_gradient, torch_gradient):
-        parts, whole = of(one_layer(), weights, batch), of(one_layer(tied=True), weights, batch)
+    for framework in FRAMEWORKS:
+        parts, whole = (gradients(framework, one_layer(tied), weights) for tied in (False, True))
         gaps.append(error(whole["embed.weight"], parts["embed.weight"] + parts["head.weight"]))
     return Figures(default=error(theirs, apart), ours=max(gaps))
 

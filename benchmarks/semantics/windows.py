@@ -149,7 +149,6 @@ def flattened_floor() -> Figures:
 
 def first_growth() -> Figures:
     config = toy(policy="fp16").precision
-    interval = config.loss_scale_interval
 
     def growth(scales: np.ndarray) -> int:
         return int(np.flatnonzero(scales > scales[0])[0])
@@ -163,14 +162,7 @@ def first_growth() -> Figures:
 
     start = jnp.float32(2**10), jnp.int32(0)
     theirs = DynamicScale(fin_steps=start[1], scale=start[0])  # type: ignore[arg-type,unused-ignore]
-    length = interval + 3
-    scaler = torch_ref.precision.grad_scaler(config, CPU)
-    of_torch, tracker = torch.tensor(2.0**10), torch.tensor(0, dtype=torch.int32)
-    scales = []
-    for _ in range(length):
-        scales.append(of_torch.item())
-        factors = scaler.get_growth_factor(), scaler.get_backoff_factor()
-        torch._amp_update_scale_(of_torch, tracker, torch.tensor(0.0), *factors, interval)
+    length = config.loss_scale_interval + 3
     return Figures(
         default=growth(np.asarray(jax.lax.scan(grow, theirs, None, length)[1])),
         ours=growth(np.asarray(jax.lax.scan(ours, start, None, length)[1])),
