@@ -251,23 +251,6 @@ def errors() -> str:
     return markdown(["card", "program", "time, rms", "runs", "which"], lines)
 
 
-def details() -> str:
-    """Writes each measured cell whole: kernel, compile time, peak, batch, final loss."""
-    head = ["model", "program", "policy", "remat", "B", "attention", "tokens/s", "quartiles",
-            "peak, GiB", "compile, s", "final loss"]  # fmt: skip
-    return markdown(head, [
-        [
-            place.model, PROGRAMS[place.program], place.policy, place.remat,
-            str(row["config"]["optim"]["batch_size"]), row["about"]["attention"],
-            f"{row['tokens_per_second']:,.0f}", "{:,.0f}-{:,.0f}".format(*row["quartiles"]),
-            f"{row['peak_bytes'] / GIB:.1f}",
-            f"{row['seconds']['compile'] + row['seconds']['first step']:.0f}",
-            f"{row['final_loss']:.4f}",
-        ]
-        for place, row in measured().items()
-    ])  # fmt: skip
-
-
 def cpus() -> str:
     """Every cell of two CPUs: tokens/s and the growth of the process, of the median of rounds."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
@@ -296,7 +279,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "frameworks_summary": summary,
     "frameworks_findings": findings,
     "frameworks_errors": errors,
-    "frameworks_details": details,
     "frameworks_cpus": cpus,
     **{f"frameworks_{model.replace('-', '_').replace('.', '_')}": partial(table, model)
        for model in MODELS},

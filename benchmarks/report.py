@@ -57,7 +57,7 @@ def make(kind: str, rows: Rows) -> str:
     """The table of a kind."""
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
-        "speed": lambda: speed.markdown(listed),
+        "speed": lambda: speed.side_by_side({"speed": rows}),
         "cuda-grid": lambda: cuda_grid.markdown(rows),
         "inductor": lambda: inductor.markdown(rows),
         "emulation": lambda: table_of_emulation(listed),

@@ -144,17 +144,3 @@ def _describe(result: dict[str, Any] | None) -> str:
         return ""
     said = f"{result['speed']:.3f} ({result['low']:.3f} to {result['high']:.3f})"
     return said if holds(result) else f"{said}, **falls short**"
-
-
-def markdown(results: list[dict[str, Any]]) -> str:
-    rows = []
-    for result in results:
-        bounded = result["floor"] is not None
-        rows.append([
-            result["name"].removeprefix("race "), f"{result['speed']:.3f}",
-            f"{result['low']:.3f} to {result['high']:.3f}", str(len(result["seconds"])),
-            f"{result['floor']:g}" if bounded else "",
-            ("holds" if holds(result) else "**falls short**") if bounded else "",
-        ])  # fmt: skip
-    head = ["race", "speed, theirs = 1", "95 % interval", "pairs of turns", "floor", "verdict"]
-    return tables.markdown(head, rows)
