@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import jax
 
-from benchmarks.semantics import draws, losses, numerics, optimizer, windows
+from benchmarks.semantics import losses, numerics, optimizer, windows
 from benchmarks.semantics.row import PACKAGES, Figures
 from benchmarks.tables import markdown
 
@@ -40,11 +40,6 @@ ROWS: dict[str, Callable[[], Figures]] = {
     "The same, with `apply_if_finite` inside `MultiSteps`": windows.apply_if_finite_inside,
     "The same, with `skip_not_finite`": windows.stretched_window,
     "The schedule after one skipped step": windows.scheduler,
-    "The loss scale after 20 overflows from 16": windows.scale_floor,
-    "The scale after an overflow at 0.25, across jit": windows.flattened_floor,
-    "The good step on which the scale first grows": windows.first_growth,
-    "Dropout's mask under x64, rate 0.1": draws.bernoulli,
-    "Initial weights of a Linear": draws.initialisation,
 }
 
 

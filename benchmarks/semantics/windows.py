@@ -7,15 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import optax
 import torch
-from flax.training.dynamic_scale import DynamicScale
 
-import jax_impl.precision
-import torch_ref.precision
-from benchmarks.semantics.row import ACCUM, CPU, POISON, WINDOWS, Figures
+from benchmarks.semantics.row import ACCUM, POISON, WINDOWS, Figures
 from lockstep.data.batch import split_tokens
 from lockstep.parity.toy import FRAMEWORKS, perturbed, start, toy
 from lockstep.train.schedule import learning_rates
@@ -111,59 +107,3 @@ def scheduler() -> Figures:
         optimizer.zero_grad()
         updates += leaf.item() != before
     return Figures(default=schedule.last_epoch - updates, ours=both("ahead", max))
-
-
-def scale_floor() -> Figures:
-    overflowed, halvings = jnp.array(False), 20
-    config = toy(policy="fp16").precision
-    scaler = torch_ref.precision.grad_scaler(config, CPU)
-    leaf = torch.ones(1, requires_grad=True)
-    scaler.load_state_dict(scaler.state_dict() | {"scale": 16.0})
-    optimizer = torch.optim.SGD([leaf], 1.0)
-    usual, ours = jmp.DynamicLossScale(jnp.float32(16)), jnp.float32(16)
-    for _ in range(halvings):
-        leaf.grad = None
-        scaler.scale((np.inf * leaf).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        usual = usual.adjust(overflowed)
-        ours = (
-            jax_impl.precision.loss_scale(config, ours, jnp.int32(0)).adjust(overflowed).loss_scale
-        )
-    assert float(ours) == scaler.get_scale()
-    return Figures(default=float(usual.loss_scale), ours=float(ours))
-
-
-def flattened_floor() -> Figures:
-    quarter, overflowed = jnp.float32(0.25), jnp.array(False)
-    config = toy(policy="fp16").precision
-    wanted = jmp.DynamicLossScale(quarter, min_loss_scale=jnp.float32(0))
-    ours = jax.jit(
-        lambda s: jax_impl.precision.loss_scale(config, s, jnp.int32(0)).adjust(overflowed)
-    )
-    return Figures(
-        default=float(jax.jit(lambda s: s.adjust(overflowed))(wanted).loss_scale),
-        ours=float(ours(quarter).loss_scale),
-    )
-
-
-def first_growth() -> Figures:
-    config = toy(policy="fp16").precision
-
-    def growth(scales: np.ndarray) -> int:
-        return int(np.flatnonzero(scales > scales[0])[0])
-
-    def grow(scale: Any, _: None) -> tuple[Any, jax.Array]:
-        return scale.value_and_grad(lambda x: x)(1.0)[0], scale.scale
-
-    def ours(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, jax.Array]:
-        new = jax_impl.precision.loss_scale(config, *carry).adjust(jnp.array(True))
-        return (new.loss_scale, new.counter), carry[0]
-
-    start = jnp.float32(2**10), jnp.int32(0)
-    theirs = DynamicScale(fin_steps=start[1], scale=start[0])  # type: ignore[arg-type,unused-ignore]
-    length = config.loss_scale_interval + 3
-    return Figures(
-        default=growth(np.asarray(jax.lax.scan(grow, theirs, None, length)[1])),
-        ours=growth(np.asarray(jax.lax.scan(ours, start, None, length)[1])),
-    )
