@@ -156,6 +156,7 @@ TABLES: dict[str, Table] = {
     ),
     **{f"cpu_{name}": _benchmark("cpu", "cpu", name)
        for name in ("frameworks", "accumulation", "remat")},
+    "xeon_frameworks": _benchmark("cpu-xeon", "frameworks", "frameworks"),
     "cpu_speed": _benchmark("cpu", "speed", "speed"),
     **{path.stem: _benchmark(path.stem, "speed", "speed")
        for path in sorted((ROOT / "benchmarks" / "results").glob("speed-*.jsonl"))},
@@ -172,7 +173,6 @@ TABLES: dict[str, Table] = {
     "h200_presets": _benchmark(
         "h200-presets", "frameworks --device cuda", "frameworks"
     )._replace(make=_by_model),
-    "emulation": _benchmark("emulation", "emulation", "emulation"),
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     "inductor": _benchmark("inductor", "inductor", "inductor"),

@@ -6,7 +6,7 @@ from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
-from benchmarks import published, report
+from benchmarks import published
 from benchmarks.published import Point
 from benchmarks.tables import markdown
 from lockstep import devices, results
@@ -20,7 +20,6 @@ from lockstep.results import Row
 # Of a cell that ran several times the fastest counts: what else runs only slows it.
 FILES = ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl", "h200-presets.jsonl")
 BESIDE = "h200-since.jsonl"  # XLA chose its kernels in these while other programs ran
-CPUS = ("cpu.jsonl", "cpu-xeon.jsonl")
 MODELS = {
     "gpt2": "GPT-2, 124 M", "gpt2-medium": "GPT-2 medium, 355 M", "gpt3-1.3b": "GPT-3's 1.3 B",
     "1b": "Llama-like, 1 B",
@@ -251,35 +250,10 @@ def errors() -> str:
     return markdown(["card", "program", "time, rms", "runs", "which"], lines)
 
 
-def cpus() -> str:
-    """Every cell of two CPUs: tokens/s and the growth of the process, of the median of rounds."""
-    found: dict[tuple[str, ...], dict[str, str]] = {}
-    for name in CPUS:
-        cells = [row for row in results.read(FOLDER / name).values()
-                 if row.get("cell", {}).get("table") in ("frameworks", "remat")
-                 and row["status"] == "ok"]  # fmt: skip
-        for row in report.merge_rounds(cells):
-            config, program = row["config"], published.OWN.get(row["cell"]["contender"])
-            if program and config["optim"]["accum"] == 1:
-                model, cpu = config["model"], row["measured"]["cpu"]
-                sizes = f"{model['n_layer']} layers, D {model['d_model']}, T {model['context']}"
-                key = (f"{cpu['model']} {cpu['family']}, {cpu['cores']} cores", sizes,
-                       str(config["optim"]["batch_size"]), config["precision"]["policy"],
-                       config["execution"]["remat"])  # fmt: skip
-                figures = f"{row['tokens_per_second']:,.0f}, {row['peak_bytes'] / GIB:.2f} GiB"
-                found.setdefault(key, {})[program] = figures
-    head = ["CPU", "model", "B", "policy", "remat", *PROGRAMS.values()]
-    return markdown(head, [
-        [*key, *(of.get(program, "not measured") for program in PROGRAMS)]
-        for key, of in found.items()
-    ])  # fmt: skip
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "frameworks_summary": summary,
     "frameworks_findings": findings,
     "frameworks_errors": errors,
-    "frameworks_cpus": cpus,
     **{f"frameworks_{model.replace('-', '_').replace('.', '_')}": partial(table, model)
        for model in MODELS},
 }  # fmt: skip

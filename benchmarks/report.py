@@ -60,7 +60,6 @@ def make(kind: str, rows: Rows) -> str:
         "speed": lambda: speed.side_by_side({"speed": rows}),
         "cuda-grid": lambda: cuda_grid.markdown(rows),
         "inductor": lambda: inductor.markdown(rows),
-        "emulation": lambda: table_of_emulation(listed),
         "parity": lambda: ladder.verdicts(rows),
         "public-ports": lambda: public_table.markdown(listed),
     }
@@ -81,32 +80,6 @@ def describe(rows: Rows) -> str:
             [row["name"], row["status"], row["why"].replace("|", " ")] for row in failed
         ])  # fmt: skip
     return "\n\n".join(f"## {kind}\n\n{text}" for kind, text in found.items() if text)
-
-
-def table_of_emulation(rows: list[Result]) -> str:
-    """A step that rounds to a format, over fp32's, in each framework; why there is none otherwise.
-
-    A CPU has no units for these formats: what is timed is the emulation.
-    """
-    merged = merge_rounds(rows)
-    if why := refusal(merged):
-        return f"Refused: {why}."
-    found: dict[str, dict[str, float]] = {}
-    for row in merged:
-        if row["status"] == "ok":
-            times = found.setdefault(row["config"]["precision"]["policy"], {})
-            times[row["cell"]["contender"]] = milliseconds(row)
-    head = ["policy", "JAX, ms", "over fp32's", "PyTorch, ms", "over fp32's"]
-    return markdown(head, [
-        [f"`{policy}`", *(
-            cell for framework in ("jax", "torch") for cell in (
-                f"{times[framework]:,.0f}",
-                f"{times[framework] / found['fp32'][framework]:.2f}",
-            )
-        )]
-        for policy, times in found.items()
-        if len(times) == len(found["fp32"]) == 2
-    ])  # fmt: skip
 
 
 def milliseconds(row: Result) -> float:

@@ -93,12 +93,6 @@ def drift(device: str) -> list[Job]:
     return rounds(cells("frameworks", ("jax", "torch", *PEERS), rows, **long))
 
 
-def emulation(device: str) -> list[Job]:
-    rows = policies({"model": "tiny", "batch_size": 16}, "fp32", "tf32", *NARROW)
-    length = {"device": device, "warmup": 2, "windows": 5, "steps": 2}
-    return rounds(cells("emulation", ("jax", "torch"), rows, **length), 2)
-
-
 def frameworks(device: str) -> list[Job]:
     """Models of docs/frameworks.md on one GPU; in float32 fewer steps, for they are slow.
 
@@ -203,7 +197,6 @@ SUITES: dict[str, Suite] = {
     "smoke": Suite("does it run at all, in three minutes", smoke),
     "cpu": Suite("what two hours on two cores can tell", cpu),
     "drift": Suite("how far 45 steps take equivalent baselines apart", drift),
-    "emulation": Suite("what it costs a CPU to round to narrow formats", emulation),
     "gpu": Suite("one CUDA GPU: smoke, parity, the tables", gpu),
     "frameworks": Suite("four models in both frameworks, on one GPU; GPT-2 on a CPU", frameworks),
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),

@@ -77,13 +77,3 @@ def test_a_prediction_has_its_error_and_what_does_not_fit_has_no_figure() -> Non
 def test_no_dtype_is_shown_that_a_card_has_no_units_for() -> None:
     assert "t4, fp16, none" in frameworks.table("gpt2")
     assert "t4, bf16" not in frameworks.table("gpt2")
-
-
-def test_two_cpus_are_measured() -> None:
-    """GPT-2 on one of them, in fp32 and bf16, with and without remat."""
-    rows = [line.strip("| ").split(" | ") for line in frameworks.cpus().splitlines()[2:]]
-    assert len({row[0] for row in rows}) == 2
-    settings = {(row[3], row[4]) for row in rows if row[1] == "12 layers, D 768, T 1024"}
-    assert settings == set(product(("fp32", "bf16"), MODES))
-    for cell in (cell for row in rows for cell in row[5:]):
-        assert re.fullmatch(r"[\d,]+, [\d.]+ GiB|not measured", cell), cell

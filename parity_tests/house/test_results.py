@@ -89,7 +89,6 @@ UNSHOWN = {
     "benchmarks/results/compiled-jax.jsonl": "parity_tests/plan/test_programs.py",
     "benchmarks/results/compiled-mesh.jsonl": "parity_tests/plan/test_programs.py",
     "benchmarks/results/compiled-torch.jsonl": "parity_tests/plan/test_programs.py",
-    "benchmarks/results/cpu-xeon.jsonl": "parity_tests/benchmarks/test_frameworks_page.py",
     documents.LEARN.file: "parity_tests/house/test_lesson.py",
     "benchmarks/results/published.csv": "parity_tests/plan/test_published.py",  # others' runs
 }
