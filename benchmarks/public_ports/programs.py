@@ -107,13 +107,9 @@ def import_file(repository: str, path: str) -> Any:
     return module
 
 
-def import_package(repository: str, name: str, under: str = "") -> Any:
-    """Imports a module of a checkout under its own name, as if the package were installed.
-
-    Args:
-        under: the folder of the checkout that holds the package.
-    """
-    folder = str(checkout(repository) / under)
+def import_package(repository: str, name: str) -> Any:
+    """Imports a module of a checkout under its own name, as if the package were installed."""
+    folder = str(checkout(repository))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module(name)

@@ -1,6 +1,5 @@
 """The rows of the matrix: each is a configuration that the suite climbs the ladder in."""
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import combinations, product
 from typing import Any
@@ -44,41 +43,13 @@ def full() -> list[Row]:
     return [{**row, **in_turn(row)} for row in product_of(factors)]
 
 
-def covering() -> list[Row]:
-    """A small set of rows in which every two values of two factors meet, and that of TF32.
-
-    But for policy and remat, layers or chunks: what is recomputed or looped over is a matter of
-    the program, not of its dtypes, so all such values meet float64, and the others only in `full`.
-    Greedy: each row has the most pairs not yet met, of such rows the least work, and of such the
-    values used least.
-    """
-    rows: list[Row] = []
-    used: Counter[tuple[str, Any]] = Counter()
-    candidates = [row for row in product_of(FACTORS) if row["policy"] != "tf32"]
-    missing = needed_pairs()
-
-    def gain(row: Row) -> tuple[int, int, int]:
-        return len(pairs(row) & missing), -work(row), -sum(used[value] for value in row.items())
-
-    while missing:
-        best = max(candidates, key=gain)
-        rows.append(best)
-        missing -= pairs(best)
-        used.update(best.items())
-    return [*rows, TF32]
-
-
-def work(row: Row) -> int:
-    """About: what an eager twin recomputes in Python, in each micro-batch of each of its runs.
-
-    Below float64 the noise is measured, by some more runs, and float16 is slow on a CPU.
-    """
-    runs = {"fp64": 2, "fp32": 3, "bf16": 5, "fp16": 7, "tf32": 3}[row["policy"]]
-    turns = {"none": 1, "dots": 5}.get(row["remat"], 2) * (row["accum"] + 1)
-    return runs * turns
-
-
 def needed_pairs() -> set[tuple[Any, ...]]:
+    """Returns the pairs of values that must meet in a row of `covering`.
+
+    All but those of a policy and remat, layers or chunks: what is recomputed or looped over is a
+    matter of the program, not of its dtypes, so all such values meet float64, and the others only
+    in `full`.
+    """
     every = set().union(*map(pairs, product_of(FACTORS)))
     return {
         (one, other)
@@ -103,6 +74,30 @@ def make_rows(names: str, chosen: Values, more: Values, **same: Any) -> Callable
         return [{**dict(zip(names.split(), row)), **same} for row in [*chosen, *more * every]]
 
     return rows
+
+
+# With TF32's row, a small set in which every two values of two factors meet (`needed_pairs`).
+crossed = make_rows(
+    "policy remat accum model layers loss_chunks",
+    [
+        ("fp64", "none", 1, "tiny", "unroll", "1"),
+        ("fp64", "sublayer", 4, "gpt2", "scan", "3"),
+        ("fp32", "block", 1, "tiny", "scan", "3"),
+        ("fp32", "sqrt", 4, "gpt2", "unroll", "1"),
+        ("bf16", "dots", 1, "gpt2", "unroll", "3"),
+        ("bf16", "dots", 4, "tiny", "scan", "1"),
+        ("fp16", "sublayer", 1, "tiny", "unroll", "1"),
+        ("fp16", "none", 4, "gpt2", "scan", "3"),
+        ("fp64", "sqrt", 1, "tiny", "scan", "3"),
+        ("fp64", "block", 4, "gpt2", "unroll", "1"),
+        ("fp64", "dots", 1, "tiny", "unroll", "1"),
+    ],
+    [],
+)
+
+
+def covering() -> list[Row]:
+    return [*crossed(every=False), TF32]
 
 
 # Policies of narrower formats than half precision. Their layers are not alike: none is scanned.
