@@ -31,6 +31,7 @@ MEASURED = tuple(
     for name in ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl", "h200-presets.jsonl")
 )
 OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
+KERNELS = {"cudnn": "cuDNN", "sdpa:cudnn_attention": "cuDNN"}  # as our runs name it -> as others do
 FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}
 # Cards that take the shares of an architecture's other card.
 CARDS = {"h200": "H200", "rtx-4090": "RTX 4090"}
@@ -80,7 +81,8 @@ class Point:
         if self.predictable:
             return self.predictable
         whys = {
-            f"weights: {self.weights or 'not said'}": self.weights != "float32",
+            # Masters in float32 are the weights that the optimizer reads and writes.
+            f"weights: {self.weights or 'not said'}": "float32" not in self.weights,
             "moments: bfloat16": self.optimizer.endswith("bf16"),
             f"attention: {self.attention or 'not said'}": self.attention != "fused",
             "attention: Triton's in float32, which JAX took before": self.kernel == "triton",
@@ -147,6 +149,12 @@ class Point:
     def architecture(self) -> str:
         return rates.NAMES[rates.nearest(self.device)]
 
+    @property
+    def publisher(self) -> str:
+        """Names who measured: the owner of a repository, or this project."""
+        owner = self.source.removeprefix("github.com/").partition("/")[0]
+        return "this project" if is_own(self) else owner
+
 
 @cache
 def points() -> tuple[Point, ...]:
@@ -181,7 +189,8 @@ def _measured_here() -> Iterable[Point]:
             "vocab": sizes.vocab, "tied": "yes" if sizes.tied else "no",
             "batch": optim["batch_size"], "accum": optim["accum"], "seq": sizes.context,
             "precision": config["precision"]["policy"], "weights": "float32",
-            "attention": "fused", "kernel": row["about"]["attention"],
+            "attention": "fused",
+            "kernel": KERNELS.get(row["about"]["attention"], row["about"]["attention"]),
             "remat": remat, "other_loop": "" if as_planned else "yes", "optimizer": "AdamW",
             "peak_gb": row["peak_bytes"] / 1e9, "peak_what": "allocated",
             "tokens_per_s": row["tokens_per_second"], "remark": "measured by this project",

@@ -1,12 +1,15 @@
 """Fit the shares of `lockstep/plan/rates.json` to runs: `python -m benchmarks.rates`.
 
-Published runs of eager PyTorch (`benchmarks/published.py`) give each architecture two shares. Our
-own on an H200 give what those do not tell: cuDNN's attention, which they did not have, and float32.
+Published runs, and ours on an H200, give each architecture a share of matmuls with bandwidth, and
+one of attention for each kernel (`benchmarks/published.py`). Ours alone have float32.
 """
 
 import json
+import math
 import statistics
 import sys
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,126 +30,131 @@ from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.plan import rates, roofline
 
+# The kernel of attention that ours take, of each architecture.
+KERNELS = {"A100": "FlashAttention 2", "H100": "cuDNN"}
+LEAST = 3  # runs of a kernel that has a share of its own
+
+Shares = dict[str, float]  # of the rest, and of attention by its kernel
+Pairs = list[tuple[Point, float]]  # runs, and predicted over measured tokens/s
+
 
 def fitting(architecture: str) -> list[Point]:
-    """The runs that an architecture's shares are fitted to: all that can be compared, published,
-    and not compiled."""
+    """Lists the runs that an architecture's shares are fitted to: all with operands of 16 bit that
+    can be compared, on its own cards."""
     return [point for point in comparable() if point.architecture == architecture
-            and point.program == "eager" and not is_own(point)]  # fmt: skip
+            and point.device.capability in rates.NAMES and point.setting.roles.mixed]  # fmt: skip
 
 
-def measured() -> list[Point]:
-    """Our own runs with operands of 16 bit, which cuDNN's share is fitted to."""
-    return [point for point in comparable() if is_own(point) and point.setting.roles.mixed]
+def fit(found: list[Point]) -> Shares:
+    """Fits the shares that make the relative errors' squares least."""
+    counts = Counter(point.kernel for point in found)
+    kernels = sorted(kernel for kernel, count in counts.items() if count >= LEAST)
+    rows = []
+    for point in found:
+        if point.kernel in kernels:
+            at_peak = _parts(point)
+            attention = [at_peak.attention * (point.kernel == kernel) for kernel in kernels]
+            rows.append([at_peak.weights + at_peak.moved, *attention] / np.array(point.seconds))
+    inverse = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
+    return dict(zip(["rest", *kernels], (1 / inverse).tolist(), strict=True))
 
 
 def _parts(point: Point) -> roofline.Times:
     return roofline.times(point.shape, point.setting, point.device, int(point.devices))
 
 
-def fit(found: list[Point]) -> tuple[float, float]:
-    """The shares of matmuls with bandwidth, and of attention, that make the relative errors'
-    squares least."""
-    rows = []
-    for point in found:
-        at_peak = _parts(point)
-        parts = at_peak.weights + at_peak.moved, at_peak.attention
-        rows.append([part / point.seconds for part in parts])
-    inverse = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
-    return float(1 / inverse[0]), float(1 / inverse[1])
-
-
-def fit_attention(found: list[Point], rest: float) -> float:
-    """The share of attention alone, where that of the rest is known."""
-    slopes, lefts = [], []
-    for point in found:
-        at_peak = _parts(point)
-        slopes.append(at_peak.attention / point.seconds)
-        lefts.append(1 - (at_peak.weights + at_peak.moved) / rest / point.seconds)
-    return float(np.dot(slopes, slopes) / np.dot(slopes, lefts))
-
-
 def fit_single(rest: float) -> tuple[float, float]:
-    """The shares of float32's rate: of matmuls, from runs in fp32; of PyTorch's attention, from
-    those in tf32, whose matmuls have `rest`."""
+    """Fits the shares of float32's rate: of matmuls, from runs in fp32; of PyTorch's attention,
+    from those in tf32, whose matmuls have `rest`."""
     in_tf32, in_fp32 = (
-        [p for p in comparable() if is_own(p) and p.precision == policy and p.program != "jax"]
+        [(p.seconds, _parts(p)) for p in comparable()
+         if is_own(p) and p.precision == policy and p.program != "jax"]
         for policy in ("tf32", "fp32")
+    )  # fmt: skip
+    attention = statistics.fmean(
+        at_peak.attention / (seconds - (at_peak.weights + at_peak.moved) / rest)
+        for seconds, at_peak in in_tf32
     )
-    attention = statistics.fmean(fit_attention([point], rest) for point in in_tf32)
-    reached = []
-    for point in in_fp32:
-        at_peak = _parts(point)
-        left = point.seconds - at_peak.attention / attention - at_peak.moved / rest
-        reached.append(at_peak.weights / left)
-    return statistics.fmean(reached) if reached else rest, attention
+    return statistics.fmean(
+        at_peak.weights / (seconds - at_peak.attention / attention - at_peak.moved / rest)
+        for seconds, at_peak in in_fp32
+    ), attention
 
 
-def predict_left_out(found: list[Point], rest: float = 0.0) -> list[tuple[Point, float]]:
-    """Each run, and its ratio with shares fitted to the runs of all other models.
-
-    Args:
-        rest: that share, where only attention's is fitted (default: both are).
-    """
+def predict_left_out(found: list[Point], group: Callable[[Point], str]) -> Pairs:
+    """Predicts each run with shares fitted to the runs of all other groups."""
     pairs = []
-    for name in sorted({point.model for point in found}):
-        others = [point for point in found if point.model != name]
-        shares = (rest, fit_attention(others, rest)) if rest else fit(others)
-        pairs += [(point, predict_with(point, shares)) for point in found if point.model == name]
+    for name in sorted({group(point) for point in found}):
+        shares = fit([point for point in found if group(point) != name])
+        pairs += [(point, predict_with(point, shares)) for point in found if group(point) == name]
     return pairs
 
 
-def predict_with(point: Point, shares: tuple[float, float]) -> float:
-    """Predicted over measured tokens/s with these shares, whatever the kernel."""
-    known = rates.find(point.device)._replace(rest=shares[0], attention=shares[1])
+def predict_publishers() -> Pairs:
+    """Predicts each run that was fitted without those of its publisher."""
+    return [pair for name in rates.NAMES.values()
+            for pair in predict_left_out(fitting(name), lambda point: point.publisher)]  # fmt: skip
+
+
+def predict_with(point: Point, shares: Shares) -> float:
+    """Predicted over measured tokens/s with these shares; a kernel that they do not have runs at
+    the share of ours, or at the mean."""
+    mean = statistics.fmean(share for name, share in shares.items() if name != "rest")
+    attention = shares.get(point.kernel, shares.get(KERNELS[point.architecture], mean))
+    known = rates.find(point.device)._replace(rest=shares["rest"], attention=attention)
     return Point(facts=point.facts | {"kernel": ""}).predict_ratio(known)
+
+
+def average(pairs: Pairs) -> float:
+    """Averages the squares of relative errors: the mean of the publishers', who count alike."""
+    found: dict[str, list[float]] = {}
+    for point, ratio in pairs:
+        found.setdefault(point.publisher, []).append(ratio)
+    return math.sqrt(statistics.fmean(rms(ratios) ** 2 for ratios in found.values()))
 
 
 def fit_all() -> dict[str, Any]:
     """The contents of `rates.json`."""
     fitted = {name: fit(fitting(name)) for name in rates.NAMES.values()}
-    hopper = fitted["H100"][0]
-    cudnn = fit_attention(measured(), hopper)
-    rest_single, attention_single = fit_single(hopper)
+    rest_single, attention_single = fit_single(fitted["H100"]["rest"])
     shares = {
-        name: {"rest": rest, "attention": cudnn if name == "H100" else attention,
+        name: {"rest": each["rest"], "attention": each[KERNELS[name]],
                "rest_single": rest_single, "attention_single": attention_single}
-        for name, (rest, attention) in fitted.items()
+        for name, each in fitted.items()
     }  # fmt: skip
     return {
         "smallest": round(min(point.shape.weights for point in comparable()), -7),
         "shares": {name: {key: round(value, 3) for key, value in each.items()}
                    for name, each in shares.items()},
-        "kernels": {"H100, Triton, 2023": round(fitted["H100"][1], 3)},
+        "kernels": {f"{name}, {kernel}": round(share, 3) for name, each in fitted.items()
+                    for kernel, share in each.items() if kernel not in ("rest", KERNELS[name])},
         "errors": time_errors(fitted), "memory": memory_errors(),
     }  # fmt: skip
 
 
-def time_errors(fitted: dict[str, tuple[float, float]]) -> dict[str, dict[str, Any]]:
-    """The error of each program on each architecture, of runs left out of the fit; and that of an
-    architecture without runs."""
+def time_errors(fitted: dict[str, Shares]) -> dict[str, dict[str, Any]]:
+    """The error of each program on each architecture, of runs whose publisher was left out of the
+    fit; and that of an architecture without runs."""
 
-    def describe(ratios: list[float], how: str) -> dict[str, Any]:
-        return {"relative": round(rms(ratios), 3), "runs": len(ratios), "how": how}
+    def describe(relative: float, pairs: Pairs, how: str) -> dict[str, Any]:
+        return {"relative": round(relative, 3), "runs": len(pairs), "how": how}
 
-    found, crossed = {}, []
-    ours = predict_left_out(measured(), fitted["H100"][0])
+    found, left_out = {}, predict_publishers()
+    jax = [pair for pair in left_out if pair[0].program == "jax"]
     for name in fitted:
-        runs = fitting(name)
-        eager = predict_left_out(runs) + [pair for pair in ours if name == pair[0].architecture
-                                          and pair[0].program == "eager"]  # fmt: skip
-        how = f"eager runs on {name}s, each predicted without those of its model"
-        found[f"{name}, eager"] = describe([ratio for _, ratio in eager], how)
-        for program in ("compiled", "jax"):
-            ratios = [ratio for point, ratio in ours if point.program == program]
-            how = f"our own of {program} on an H200, each predicted without those of its model"
-            found[f"{name}, {program}"] = describe(ratios, how)
+        pairs = [pair for pair in left_out if pair[0].architecture == name]
+        how = f"runs on {name}s, each publisher's predicted without its own"
+        for program in ("eager", "compiled"):
+            found[f"{name}, {program}"] = describe(average(pairs), pairs, how)
+        found[f"{name}, jax"] = describe(average(jax), jax, "ours on an H200, without ours")
+    crossed = []
+    for name in fitted:
         other = next(shares for key, shares in fitted.items() if key != name)
-        crossed += [predict_with(point, other) for point in runs]
-    crossed += [point.time_ratio for point in comparable()
+        crossed += [(point, predict_with(point, other)) for point in fitting(name)]
+    crossed += [(point, point.time_ratio) for point in comparable()
                 if point.device.capability not in rates.NAMES]  # fmt: skip
     how = "runs on A100s with the shares of H100s, the reverse, and an RTX 4090"
-    return found | {"unseen": describe(crossed, how)}
+    return found | {"unseen": describe(rms(ratio for _, ratio in crossed), crossed, how)}
 
 
 def memory_errors() -> dict[str, dict[str, Any]]:
@@ -170,28 +178,26 @@ def memory_errors() -> dict[str, dict[str, Any]]:
 
 
 def table() -> str:
-    """The error of each architecture and program, fitted and left out."""
-    lines = []
-    by_name: dict[str, list[Point]] = {}
-    pairs = predict_left_out(measured(), fit(fitting("H100"))[0])
-    for name in rates.NAMES.values():
-        pairs += predict_left_out(fitting(name))
-    left = {id(point): ratio for point, ratio in pairs}
+    """How far off each publisher's runs are, fitted, and predicted without that publisher's."""
+    left = {id(point): ratio for point, ratio in predict_publishers()}
+    groups: dict[tuple[str, ...], list[Point]] = {}
     for point in timed(points()):
         if not point.incomparable or point.incomparable == SEVERAL:
-            where = "" if not point.incomparable else f", {SEVERAL}"
-            own = "measured, " if is_own(point) else "published, "
-            name = f"{own}{point.program}, {CARDS.get(point.gpu, point.architecture)}{where}"
-            by_name.setdefault(name, []).append(point)
-    for name, found in sorted(
-        by_name.items(), key=lambda item: (SEVERAL in item[0], -len(item[1]))
-    ):
+            card = CARDS.get(point.gpu, point.architecture)
+            kind = point.program, card, SEVERAL if point.incomparable else "one machine"
+            groups.setdefault((point.publisher, *kind), []).append(point)
+            if not point.incomparable:
+                groups.setdefault(("all", "", point.architecture, ""), []).append(point)
+    lines = []
+    for name, found in sorted(groups.items(), key=lambda item: (item[0][3], -len(item[1]))):
         ratios = [point.time_ratio for point in found]
-        left_out = [left[id(point)] for point in found if id(point) in left]
-        error = f"{rms(left_out):.1%}" if left_out else "not fitted"
-        lines.append([name, str(len(found)), f"{statistics.median(ratios):.3f}",
-                      f"{rms(ratios):.1%}", error])  # fmt: skip
-    return markdown(["runs", "n", "median", "rms error", "rms error of runs left out"], lines)
+        unseen = [left[id(point)] for point in found if id(point) in left]
+        without = [f"{statistics.median(unseen):.2f}", f"{rms(unseen):.1%}"] if unseen else ["", ""]
+        lines.append([*name, str(len(found)), f"{statistics.median(ratios):.2f}",
+                      f"{rms(ratios):.1%}", *without])  # fmt: skip
+    head = ["publisher", "program", "card", "machines", "runs", "median", "rms error",
+            "median without its runs", "rms error without them"]  # fmt: skip
+    return markdown(head, lines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """The shares of a data sheet's rates that training reaches, by architecture.
 
-Attention never runs at the matmuls' rate, so it has a share of its own. `rates.json` holds them:
-`python -m benchmarks.rates` fits them to published runs, and what those do not tell to
-our own on an H200 (docs/plan.md), and writes them.
+Attention never runs at the matmuls' rate, so each of its kernels has a share of its own.
+`rates.json` holds them: `python -m benchmarks.rates` fits them to published runs and to our own on
+an H200 (docs/plan.md), and writes them.
 """
 
 import json
@@ -26,7 +26,7 @@ class Rates(NamedTuple):
     Args:
         rest: of the rate of matmuls on units for matrices, and of the bandwidth.
         attention: of the rate of matmuls in 16 bit, in the kernel that the twins take: cuDNN's from
-            Hopper on, FlashAttention's before.
+            Hopper on, FlashAttention 2's before.
         rest_single: of float32's rate.
         attention_single: of float32's rate, in PyTorch's kernel for float32.
     """
