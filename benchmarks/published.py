@@ -237,9 +237,9 @@ def table_of_others() -> str:
     """Runs that the plan can be asked about, but is no prediction of, the worst first."""
     found = [point for point in timed(points()) if point.incomparable and not point.predictable]
     found.sort(key=lambda point: -abs(math.log(point.time_ratio)))
-    many = [point for point in found if "llm-foundry" in point.source]
+    many = [point for point in found if point.publisher == "mosaicml"]
     ratios = [point.time_ratio for point in many]
-    rest = (f"And {len(many)} runs of llm-foundry on several machines: {min(ratios):.2f} to "
+    rest = (f"And {len(many)} runs of MPT models on several machines: {min(ratios):.2f} to "
             f"{max(ratios):.2f}, median {statistics.median(ratios):.2f}.")  # fmt: skip
     few = [point for point in found if point not in many]
     return f"{_runs(few, 'incomparable', 'why it is not compared')}\n\n{rest}"
