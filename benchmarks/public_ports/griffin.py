@@ -52,7 +52,8 @@ def of_linen(kind: str) -> Program:
     model = module.Griffin(make_config(kind), gradient_checkpointing=False)
 
     def arguments(tokens: Any) -> tuple[Any, Any]:
-        return tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        return jnp.asarray(tokens), positions
 
     return in_linen(model, texts, arguments, lambda output, tokens: output[0], return_cache=False)
 
