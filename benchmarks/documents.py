@@ -135,17 +135,10 @@ PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladd
 TABLES: dict[str, Table] = {
     "status": PARITY,
     "policies": PARITY._replace(command="", make=ladder.policies),
-    "parity_h200": _of_ladder(
-        "parity-h200", f"{LADDER} --device cuda -k test_rung --status {{file}}", ladder.verdicts
-    ),
-    "parity_h200_since": _of_ladder(
-        "parity-h200-since", f"{LADDER} --device cuda -k test_rung --status {{file}}",
-        ladder.verdicts,
-    ),
-    "parity_h200_again": _of_ladder(
-        "parity-h200-again", f"{LADDER} --device cuda -k test_rung --status {{file}}",
-        ladder.verdicts,
-    ),
+    **{f"parity_h200{time}".replace("-", "_"):
+       _of_ladder(f"parity-h200{time}", f"{LADDER} --device cuda -k test_rung --status {{file}}",
+                  ladder.verdicts)
+       for time in ("", "-since", "-again")},
     "power": _of_ladder("power", "lockstep power --out {file}", ladder.power),
     "smallest": _of_ladder("smallest", "lockstep power --grade --out {file}", ladder.smallest),
     "specificity": _of_ladder(
@@ -164,15 +157,9 @@ TABLES: dict[str, Table] = {
     # GPT-2's cells, each framework alone: the losses of both part too far for one table.
     "h200_jax": _of_contenders("jax", "bare-jax"),
     "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
-    "h200_frameworks": _benchmark(
-        "h200-since", "frameworks --device cuda", "frameworks"
-    )._replace(make=_by_model),
-    "h200_alone": _benchmark(
-        "h200-alone", "frameworks --device cuda", "frameworks"
-    )._replace(make=_by_model),
-    "h200_presets": _benchmark(
-        "h200-presets", "frameworks --device cuda", "frameworks"
-    )._replace(make=_by_model),
+    **{f"h200_{name}":
+       _benchmark(f"h200-{file}", "frameworks --device cuda", "frameworks")._replace(make=_by_model)
+       for name, file in (("frameworks", "since"), ("alone", "alone"), ("presets", "presets"))},
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     "inductor": _benchmark("inductor", "inductor", "inductor"),
