@@ -46,7 +46,7 @@ TABLES = {
                             r"/test_by_values\.py::test_a_bug_is_different"),
     "second pair": Table("parity_tests.ladder.conv.bugs",
                          r"/test_second_pair\.py::test_(a_bug|ordinary)"),
-    "bare peer": Table("benchmarks.peers.bare_bugs",
+    "bare peer": Table("benchmarks.peers.bugs",
                        r"/test_peers_bare\.py::test_a_difference_is_called"),
     "dtype": Table("parity_tests.twins.test_roles", r"/test_roles\.py::test_a_planted_bug"),
     "shared": Table("parity_tests.oracles.bugs", r"oracles/test_bugs\.py::test_a_planted_bug"),

@@ -59,7 +59,6 @@ pytest.register_assert_rewrite(
     "parity_tests.data.corpora",
     "parity_tests.input.bounds",
     "parity_tests.input.forms",
-    "parity_tests.benchmarks.peers",
 )
 
 # A suite that was started in the background (&, nohup) ignores Ctrl-C, and so would the processes
