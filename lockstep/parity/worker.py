@@ -4,9 +4,9 @@ A variant is a planted bug or a harmless rewrite; it holds for the life of the p
 program traced before it is taken for one that has it.
 """
 
-import ast
 import importlib
 import importlib.util
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from lockstep.twin import VARIANTS, StepResult, Twin
 from lockstep_recorder.wire import Arrays, Message
 
 PLAIN = ("evaluate", "logits", "step_bytes", "step_flops")  # methods of the twin itself
+IMPORTED = re.compile(r"^(?:import|from) (\w[\w.]*)", re.M)
 KEPT = 10  # built twins: compiling one takes seconds, and a case has a dozen configs
 
 
@@ -173,26 +174,11 @@ def preload(module: str) -> None:
     with suppress(ModuleNotFoundError):
         plants(module)
     spec = importlib.util.find_spec(module)
-    for node in ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import | ast.ImportFrom) and not _is_ours(node):
-            for name in _imported(node):
-                with suppress(ModuleNotFoundError):  # a name in a module, no module itself
-                    importlib.import_module(name)
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Lists the modules that an import statement imports, or would if its names are modules."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-
-
-def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
-    name = node.names[0].name if isinstance(node, ast.Import) else node.module or ""
-    return (
-        bool(isinstance(node, ast.ImportFrom) and node.level)
-        or (ROOT / name.partition(".")[0]).is_dir()
-    )
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    for name in IMPORTED.findall(text):
+        if not (ROOT / name.partition(".")[0]).is_dir():
+            with suppress(ModuleNotFoundError):
+                importlib.import_module(name)
 
 
 def start(module: str, variant: str) -> Callable[[dict[str, Any], Arrays], Message]:
