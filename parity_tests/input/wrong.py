@@ -76,6 +76,8 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--eval-data a/b=text.txt", ["--eval-data", "a/b=text.txt", "letters"]),
     ("--eval-data a=text.txt --eval-data a=big", ["--eval-data", "a=big", "rename"]),
     ("--data text.txt --eval-data a=no.txt", ["--eval-data a=no.txt", "no such file"]),
+    ("--autotune attention=fast", ["--autotune", "'attention=fast' is unknown", "use attention="]),
+    ("--autotune matmul=onednn,matmul=ynnpack", ["--autotune", "two of matmul", "use one"]),
     ("--loss-scale-init 0", ["--loss-scale-init", "0"]),
     ("--loss-scale-init 1000", ["--loss-scale-init", "1000", "power of two"]),
     ("--loss-scale-factor 1", ["--loss-scale-factor", "1", "above 1"]),

@@ -17,15 +17,14 @@ import pytest
 from lockstep import provenance, twin
 from lockstep.cli import trainers
 from lockstep.config import Config, from_flags
-from lockstep.config.autotune import WAYS, parse
 from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep.run import directory
 from lockstep.train import autotune, trainer
 from lockstep.train.autotune import KEPT, MARGIN, ROUNDS
+from parity_tests.planting import Plant, edit, put, wrap
 
 Patch = pytest.MonkeyPatch
-CHOOSE, INTERVAL, SHRINK = autotune.choose, autotune.interval, autotune.shrink  # none planted
 CPU = {"model": "A", "family": "1/2", "flags": [], "cores": 2}
 HERE = ["attention=reference", "attention=blocks", "matmul=onednn"]
 FAST = {"none": 1.0, "attention=reference": 0.9, "attention=blocks": 0.8, "matmul=onednn": 0.99}
@@ -312,28 +311,6 @@ def test_it_holds(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     CHECKS[name](tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("attention", "'attention' is unknown"),
-        ("attention=fast", "'attention=fast' is unknown; use attention=reference|blocks, "),
-        ("matmul=onednn,matmul=ynnpack", "has two of matmul; use one"),
-        ("", "'' is unknown"),
-        ("auto,none", "'auto' is unknown"),
-    ],
-)
-def test_a_text_that_is_none(text: str, said: str) -> None:
-    with pytest.raises(UserError) as error:
-        config(autotune=text)
-    assert said in str(error.value)
-
-
-def test_every_way_is_read() -> None:
-    for name, ways in WAYS.items():
-        assert [parse(f"{name}={way}") for way in ways] == [{name: way} for way in ways]
-    assert parse("auto") == parse("none") == {}
-
-
 def test_a_config_of_before_takes_no_way() -> None:
     written = config(autotune="attention=blocks").to_json()
     assert Config.from_json(written).run.ways == {"attention": "blocks"}
@@ -342,15 +319,6 @@ def test_a_config_of_before_takes_no_way() -> None:
     del written["run"]["device"]
     with pytest.raises(UserError, match="config run device: missing"):
         Config.from_json(written)
-
-
-def test_the_doctor_shows_what_is_kept() -> None:
-    from lockstep.doctor import report
-
-    taken(Course())
-    lines = list(report._autotuned(autotune.answers()))
-    assert lines[1] == "  torch bf16, width 128, 16 x 128 tokens: takes attention=blocks;"
-    assert list(report._autotuned([])) == []
 
 
 def test_a_turn_is_a_step_that_is_waited_for(monkeypatch: Patch) -> None:
@@ -382,93 +350,55 @@ def test_a_buffer_is_measured_the_second_time(monkeypatch: Patch) -> None:
 class Bug:
     name: str
     check: str
-    plant: Callable[[Patch], Any]
+    plant: Plant
 
 
-def lacking(*names: str) -> Callable[[Patch], Any]:
-    """The answer does not hang on these."""
-    right = autotune.describe
-
-    def plant(patch: Patch) -> None:
-        def wrong(*given: Any) -> dict[str, Any]:
-            of = right(*given)
-            return {name: value for name, value in of.items() if name not in names}
-
-        patch.setattr(autotune, "describe", wrong)
-
-    return plant
+def lacking(function: str, name: str) -> Plant:
+    """The answer does not hang on this."""
+    return wrap(autotune, function, lambda right, *given: {
+        each: value for each, value in right(*given).items() if each != name})  # fmt: skip
 
 
-def lacking_of_machine(name: str) -> Callable[[Patch], Any]:
-    right = autotune.describe_machine
-    return lambda patch: patch.setattr(
-        autotune, "describe_machine", lambda: {k: v for k, v in right().items() if k != name}
-    )
+def race_all_by_a_layer(framework: str, config: Config, ways: list[str], enter: Any) -> Any:
+    turns = {way: enter(framework, config.replace(autotune=way)) for way in ("none", *ways)}
+    return autotune.race(turns)
 
 
-def replace_in_place(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        for character in text:
-            file.write(character)
-            file.flush()
-
-
-def first_turns_first(turns: dict[str, Callable[[], float]]) -> Any:
-    first, *others = turns
-    rounds = [{name: turn() for name, turn in turns.items()} for _ in range(ROUNDS)]
-    return {name: INTERVAL([(each[name], each[first]) for each in rounds]) for name in others}
-
-
-def choose_by_median(speeds: Any) -> str:
-    return CHOOSE({way: {**found, "low": found["speed"]} for way, found in speeds.items()})
-
-
-def choose_the_last(speeds: Any) -> str:
-    best = {way.partition("=")[0]: way for way, found in speeds.items() if found["low"] > MARGIN}
-    return ",".join(best.values()) or "none"
-
-
-def read_anything(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def set_(name: str, value: Any, owner: Any = autotune) -> Callable[[Patch], Any]:
-    return lambda patch: patch.setattr(owner, name, value)
-
-
+BY_MEDIAN = edit(autotune.choose, 'found["low"]', 'found["speed"]')
 BUGS = [
-    Bug("no-margin", "check_the_fastest_is_taken", set_("MARGIN", 1.0)),
-    Bug("slowest", "check_the_fastest_is_taken", set_("interval", lambda turns: INTERVAL(
-        [(b, a) for a, b in turns]))),
-    Bug("last-of-a-name", "check_the_fastest_is_taken", set_("choose", choose_the_last)),
-    Bug("median-alone", "check_a_burst_decides_nothing", set_("choose", choose_by_median)),
-    Bug("any-speed", "check_noise_takes_nothing", set_("choose", choose_by_median)),
-    Bug("out-at-once", "check_a_race_ends_when_it_is_known", set_("LOST", 1)),
-    Bug("to-the-end", "check_a_race_ends_when_it_is_known", set_("LOST", 99)),
-    Bug("memory-by-a-layer", "check_memory_is_raced_first", set_(
-        "race_all", lambda framework, config, ways, enter: autotune.race({
-            way: enter(framework, config.replace(autotune=way)) for way in ("none", *ways)}))),
-    Bug("same-order", "check_turns_alternate", set_("race", first_turns_first)),
-    Bug("never-kept", "check_an_answer_is_kept", set_("replace", lambda *_: None, durable)),
-    Bug("never-read", "check_an_answer_is_kept", set_("read", lambda path: None)),
-    Bug("whole-config", "check_an_answer_is_kept", set_("shrink", lambda config: config)),
-    *(Bug(f"{name}-forgotten", "check_another_question_is_asked_anew", lacking(name))
-      for name in ("policy", "model", "rows", "framework", "machine", "ways")),
-    *(Bug(f"{name}-forgotten", "check_another_question_is_asked_anew", lacking_of_machine(name))
-      for name in ("cpu", "limits", "versions")),
-    Bug("read-anything", "check_a_damaged_file_is_written_anew", set_("read", read_anything)),
-    Bug("in-place", "check_two_processes_do_no_harm", set_("replace", replace_in_place, durable)),
-    Bug("unlocked", "check_two_processes_do_no_harm", set_("lock", nullcontext, durable)),
-    Bug("measured-in-strict", "check_strict_numerics_take_nothing", set_(
-        "resolve", lambda framework, config, enter: config.replace(autotune=CHOOSE(
-            autotune.measure(framework, autotune.shrink(config), HERE, enter))))),
-    Bug("any-way", "check_what_is_asked_for_is_not_measured", set_(
-        "require", lambda *given: None)),
-    Bug("weights-move", "check_it_is_measured_on_one_layer", set_("shrink", lambda config:
-        SHRINK(config).replace(lr=1e-3))),
-    Bug("resumed-anew", "check_a_run_goes_on_as_it_began", set_(
-        "OTHER_WAYS", {"out", "steps", "policy", "device", "mesh"}, trainers)),
-    Bug("policy-changed", "check_a_run_goes_on_as_it_began", set_("OTHER_WAYS", set(), trainers)),
+    Bug("no-margin", "check_the_fastest_is_taken", put(autotune, "MARGIN", 1.0)),
+    Bug("slowest", "check_the_fastest_is_taken", edit(
+        autotune.interval, "theirs / ours", "ours / theirs")),
+    Bug("last-of-a-name", "check_the_fastest_is_taken", edit(
+        autotune.choose, 'item[1]["speed"]', "0")),
+    Bug("median-alone", "check_a_burst_decides_nothing", BY_MEDIAN),
+    Bug("any-speed", "check_noise_takes_nothing", BY_MEDIAN),
+    Bug("out-at-once", "check_a_race_ends_when_it_is_known", put(autotune, "LOST", 1)),
+    Bug("to-the-end", "check_a_race_ends_when_it_is_known", put(autotune, "LOST", 99)),
+    Bug("memory-by-a-layer", "check_memory_is_raced_first", put(
+        autotune, "race_all", race_all_by_a_layer)),
+    Bug("same-order", "check_turns_alternate", edit(autotune.race, "number % 2 == 0", "True")),
+    Bug("never-kept", "check_an_answer_is_kept", put(durable, "replace", lambda *_: None)),
+    Bug("never-read", "check_an_answer_is_kept", put(autotune, "read", lambda path: None)),
+    Bug("whole-config", "check_an_answer_is_kept", put(autotune, "shrink", lambda config: config)),
+    *(Bug(f"{name}-forgotten", "check_another_question_is_asked_anew", lacking(function, name))
+      for function, names in (
+          ("describe", ("policy", "model", "rows", "framework", "machine", "ways")),
+          ("describe_machine", ("cpu", "limits", "versions")))
+      for name in names),
+    Bug("read-anything", "check_a_damaged_file_is_written_anew", put(
+        autotune, "read", lambda path: json.loads(path.read_text()) if path.exists() else None)),
+    Bug("in-place", "check_two_processes_do_no_harm", put(durable, "replace", Path.write_text)),
+    Bug("unlocked", "check_two_processes_do_no_harm", put(durable, "lock", nullcontext)),
+    Bug("measured-in-strict", "check_strict_numerics_take_nothing", edit(
+        autotune.resolve, "config.precision.strict or config.mesh.size > 1", "False")),
+    Bug("any-way", "check_what_is_asked_for_is_not_measured", put(
+        autotune, "require", lambda *given: None)),
+    Bug("weights-move", "check_it_is_measured_on_one_layer", edit(
+        autotune.shrink, "lr=1e-30", "lr=1e-3")),
+    Bug("resumed-anew", "check_a_run_goes_on_as_it_began", put(
+        trainers, "OTHER_WAYS", {"out", "steps", "policy", "device", "mesh"})),
+    Bug("policy-changed", "check_a_run_goes_on_as_it_began", put(trainers, "OTHER_WAYS", set())),
 ]  # fmt: skip
 
 

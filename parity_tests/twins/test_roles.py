@@ -4,27 +4,25 @@ One set of rules judges both twins. The planted bugs show that each rule can be 
 """
 
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jmp
-import optax
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call
 
 import jax_impl.functional
 import jax_impl.model
+import jax_impl.optim
 import jax_impl.pure
 import torch_ref.model
 import torch_ref.step
 from lockstep.config import Config
 from lockstep.model.params import intermediates, shapes
-from parity_tests.pair import FRAMEWORKS, toy
+from parity_tests.pair import toy
+from parity_tests.planting import Plant, edit, put
 from parity_tests.tiers import tier
 from parity_tests.twins.programs import Op, Program, Value, read
 
@@ -187,126 +185,67 @@ def test_torch_works_in_float32_where_the_dispatcher_does_not_show_it(dtype: tor
 
 # --- planted bugs
 
-Patch = pytest.MonkeyPatch
-
-
-def wrap(patch: Patch, owner: Any, name: str, wrong: Callable) -> None:
-    """`owner.name(...)` becomes `wrong(right, ...)`."""
-    right = getattr(owner, name)
-    patch.setattr(owner, name, lambda *args, **rest: wrong(right, *args, **rest))
-
-
-def whole_tree_cast(patch: Patch) -> None:
-    def torch_loss(
-        model: Any, batch: Any, roles: Any, dropout: Any = None, over: None = None
-    ) -> torch.Tensor:
-        half = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
-        with torch_ref.step.autocast(roles, batch.tokens.device):
-            logits = functional_call(model, half, (batch, dropout))
-            return torch_ref.step.mean_loss(logits, batch, getattr(torch, roles.output))
-
-    wrap(patch, jax_impl.pure.PureGPT, "__call__", lambda right, self, params: right(
-        self, jax.tree.map(lambda p: p.astype("bfloat16"), params)))  # fmt: skip
-    patch.setattr(torch_ref.step, "batch_loss", torch_loss)
-
-
-def norms_cast(patch: Patch) -> None:
-    """The gains and biases of norms alone, to bfloat16 and back."""
-
-    def jax_cast(right: Any, x: jax.Array, weight: Any, bias: Any, *rest: Any) -> jax.Array:
-        weight, bias = (a.astype("bfloat16").astype(x.dtype) for a in (weight, bias))
-        return right(x, weight, bias, *rest)
-
-    def torch_cast(
-        right: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float
-    ) -> torch.Tensor:
-        weight, bias = (a.bfloat16().to(x.dtype) for a in (weight, bias))
-        return right(x, shape, weight, bias, eps)
-
-    wrap(patch, jax_impl.functional, "layer_norm", jax_cast)
-    wrap(patch, torch_ref.model.F, "layer_norm", torch_cast)
-
-
-def in_bfloat16(patch: Patch, name: str) -> None:
-    """A module of this name in both twins."""
-
-    def narrow(right: Any, self: Any, x: Any, *rest: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return right(self, x.bfloat16(), *rest).to(x.dtype)
-        return right(self, x.astype("bfloat16"), *rest).astype(x.dtype)
-
-    wrap(patch, getattr(jax_impl.model, name), "__call__", narrow)
-    wrap(patch, getattr(torch_ref.model, name), "forward", narrow)
-
-
-def layer_norm_in_bfloat16(patch: Patch) -> None:
-    in_bfloat16(patch, "LayerNorm")
-
-
-def residual_in_bfloat16(patch: Patch) -> None:
-    in_bfloat16(patch, "Block")
-
-
-def softmax_in_compute(patch: Patch) -> None:
-    wrap(patch, jax_impl.model, "attend", lambda right, *qkv, policy, **how: right(
-        *qkv, policy=policy.with_output_dtype(policy.compute_dtype), **how))  # fmt: skip
-    wrap(patch, torch_ref.model, "attend", lambda right, q, *rest, dtype, **how: right(
-        q, *rest, dtype=q.dtype, **how))  # fmt: skip
-
-
-def nothing_cast(patch: Patch) -> None:
-    patch.setattr(jmp.Policy, "cast_to_compute", lambda self, tree: tree)
-    patch.setattr(torch_ref.step, "autocast", lambda roles, device: nullcontext())
-
-
-def rotation_in_float32(patch: Patch) -> None:
-    wrap(patch, jax_impl.model, "rotate", lambda right, x, *tables: right(
-        x, *(t.astype("float32") for t in tables)))  # fmt: skip
-    wrap(patch, torch_ref.model, "rotate", lambda right, x, *tables: right(
-        x, *(t.float() for t in tables)))  # fmt: skip
-
-
-def default_accumulator(patch: Patch) -> None:
-    """float32, under float64 too. In torch the gradient itself is the accumulator."""
-    wrap(patch, optax, "MultiSteps", lambda right, *args, accumulator_dtype, **rest: right(
-        *args, **rest))  # fmt: skip
-
 
 class Bug(NamedTuple):
-    plant: Callable[[pytest.MonkeyPatch], None]
+    name: str
+    plants: dict[str, Plant]  # by framework
     family: str
     policy: str
     shows: str  # in the violations, as a regular expression
-    frameworks: tuple[str, ...] = FRAMEWORKS
 
 
+JAX, TORCH = jax_impl.model, torch_ref.model
 BUGS = [
-    Bug(whole_tree_cast, "tiny", "bf16", r"name='(gather|embedding)'"),
-    Bug(norms_cast, "gpt2", "bf16", r"name='(convert_element_type|_to_copy)'.*norm2"),
-    Bug(layer_norm_in_bfloat16, "gpt2", "bf16", r"name='(rsqrt|native_layer_norm)'"),
-    Bug(softmax_in_compute, "gpt2", "bf16", r"name='(exp|_softmax)'"),
-    Bug(nothing_cast, "gpt2", "bf16", r"name='(dot_general|mm)'"),
-    Bug(rotation_in_float32, "tiny", "fp64", r"name='mul'.*float32"),
-    Bug(
-        residual_in_bfloat16,
-        "gpt2",
-        "bf16",
-        r"name='add'.*outputs=.*bfloat16', shape=\((3, 5|15), 24\)",
-    ),
-    Bug(default_accumulator, "gpt2", "fp64", r"^accumulators {'float32'}", ("jax",)),
-]
+    Bug("whole_tree_cast", {
+        "jax": edit(jax_impl.pure.PureGPT.__call__, "zeros | params",
+                    "zeros | {name: x.astype('bfloat16') for name, x in params.items()}"),
+        "torch": edit(torch_ref.step.batch_loss, "model(batch, dropout)",
+                      "torch.func.functional_call(model, {name: p.bfloat16() for name, p in "
+                      "model.named_parameters()}, (batch, dropout))"),
+    }, "tiny", "bf16", r"name='(gather|embedding)'"),
+    Bug("norms_cast", {
+        "jax": edit(JAX.LayerNorm.__call__, "self.weight[...].astype(",
+                    "self.weight[...].astype('bfloat16').astype("),
+        "torch": edit(TORCH.LayerNorm.forward, "self.weight.to", "self.weight.bfloat16().to"),
+    }, "gpt2", "bf16", r"name='(convert_element_type|_to_copy)'.*norm2"),
+    Bug("layer_norm_in_bfloat16", {
+        "jax": edit(JAX.LayerNorm.__call__, "norm(x_RD,", "norm(x_RD.astype('bfloat16'),"),
+        "torch": edit(TORCH.LayerNorm.forward, "norm(x_RD,", "norm(x_RD.bfloat16(),"),
+    }, "gpt2", "bf16", r"name='(rsqrt|native_layer_norm)'"),
+    Bug("softmax_in_compute", {
+        "jax": edit(JAX.attend, "policy.output_dtype", "policy.compute_dtype"),
+        "torch": edit(TORCH.attend, ".to(dtype)", ".to(q.dtype)"),
+    }, "gpt2", "bf16", r"name='(exp|_softmax)'"),
+    Bug("nothing_cast", {
+        "jax": put(jmp.Policy, "cast_to_compute", lambda self, tree: tree),
+        "torch": put(torch_ref.step, "autocast", lambda roles, device: nullcontext()),
+    }, "gpt2", "bf16", r"name='(dot_general|mm)'"),
+    Bug("rotation_in_float32", {
+        "jax": edit(JAX.rotate, "cos_TK[..., None, :], sin_TK[..., None, :]",
+                    "(x[..., None, :].astype('float32') for x in (cos_TK, sin_TK))"),
+        "torch": edit(TORCH.rotate, "cos_TK[..., None, :], sin_TK[..., None, :]",
+                      "(x[..., None, :].float() for x in (cos_TK, sin_TK))"),
+    }, "tiny", "fp64", r"name='mul'.*float32"),
+    Bug("residual_in_bfloat16", {
+        "jax": edit(JAX.Block.__call__, "x_RD = x_RD +", "x_RD = x_RD.astype('bfloat16') +"),
+        "torch": edit(TORCH.Block.forward, "x_RD = x_RD +", "x_RD = x_RD.bfloat16() +"),
+    }, "gpt2", "bf16", r"name='add'.*outputs=.*bfloat16', shape=\((3, 5|15), 24\)"),
+    Bug("default_accumulator", {  # float32; in torch the gradient itself is the accumulator
+        "jax": edit(jax_impl.optim.optimizer, ", accumulator_dtype=jnp.dtype(param_dtype)", ""),
+    }, "gpt2", "fp64", r"^accumulators {'float32'}"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("bug", "framework"),
     [
-        pytest.param(bug, framework, id=f"{bug.plant.__name__}-{framework}")
+        pytest.param(bug, framework, id=f"{bug.name}-{framework}")
         for bug in BUGS
-        for framework in bug.frameworks
+        for framework in bug.plants
     ],
 )
 def test_a_planted_bug_is_seen(bug: Bug, framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(bug.family, bug.policy, 2)
-    bug.plant(monkeypatch)
+    bug.plants[framework](monkeypatch)
     found = violations(framework, read(framework, config), config)
     assert any(re.search(bug.shows, violation) for violation in found), found
