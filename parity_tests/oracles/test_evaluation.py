@@ -305,6 +305,7 @@ def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> 
             f"--policy {policy} --eval-policy {eval_policy} --steps 8 --warmup 1 --eval-every 4"
         )
     assert ended == getattr(exits, status)
+    assert bool(fake_runs.saved_steps()) == (ended == exits.DONE)  # nothing without a loss is saved
     losses = {row["step"]: row["val_loss"] for row in fake_runs.rows("eval")}
     assert losses == {0: 1.0, 4: None} | ({8: 1.0} if ended == exits.DONE else {})
 

@@ -209,21 +209,25 @@ def check_trained(model: str, patterns: str) -> None:
     assert {*config_of(model, freeze=patterns, **flags).trained} == expected
 
 
-def check_what_moves(layers: str) -> None:
+def check_what_moves(layers: str, framework: str = "jax") -> None:
     """A step moves what no pattern of `--freeze` names, in each layer, and logs the norms of these
-    tensors' own gradients: after a first step a moment is a tenth of them."""
-    patterns = "embed,blocks.*.attn,*.norm1"
-    flags = {"n_kv_head": 0, "qkv_bias": False, "qk_norm": False, "layers": layers, "clip": 1e9}
-    config = config_of("tiny", **SMALL, **flags, freeze=patterns)
+    tensors' own gradients before they are clipped: after a first step a moment is a tenth of what
+    clipping has left of them."""
+    patterns, clip = "embed,blocks.*.attn,*.norm1", 0.1
+    flags = {"n_kv_head": 0, "qkv_bias": False, "qk_norm": False, "layers": layers, "clip": clip}
+    config = config_of("tiny", **SMALL, **flags, freeze=patterns, accum=2)
     state = perturbed(config)
-    twin = start("jax", config, state)
-    norms, after = twin.step(twin.place(window(config, 0)))().norms, twin.state()
+    twin = start(framework, config, state)
+    result = twin.step(twin.place(window(config, 0)))()
+    norms, after = result.norms, twin.state()
     inside, beside = FREEZE["tiny", patterns]
     expected = {f"blocks.{i}.{name}" for i in range(2) for name in inside} | {*beside}
     moved = {n for n, x in state.params.items() if not np.array_equal(after.params[n], x)}
     assert moved == norms.keys() == expected
+    left = clip / (result.grad_norm + 1e-6)
     for name, norm in norms.items():
-        assert math.isclose(norm, 10 * np.linalg.norm(after.mu[name]), rel_tol=1e-12), name
+        clipped = 10 * float(np.linalg.norm(after.mu[name]))
+        assert left < 1 and math.isclose(norm * left, clipped, rel_tol=1e-12), name
 
 
 SOME = {"decay": "blocks.1.mlp,head", "freeze": "embed,blocks.0", "lora_targets": "*.qkv,blocks.0"}
@@ -245,6 +249,7 @@ def check_one_program(flag: str) -> None:
     *((check_decay, "torch", *which) for which in DECAYING), (check_decay, "jax", "lora"),
     *((check_decay, "jax", "tiny", "blocks.*.mlp,head", layers) for layers in ("unroll", "scan")),
     *((check_what_moves, layers) for layers in ("unroll", "scan")),
+    (check_what_moves, "unroll", "torch"),
     *((check_one_program, flag) for flag in SOME),
 )  # fmt: skip
 def test_it_begins_and_decays_as_it_should(check: Call, call: Call) -> None:

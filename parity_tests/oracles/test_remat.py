@@ -8,9 +8,9 @@ from parity_tests.tiers import tier
 
 
 def check_segments(framework: str, layers: str) -> None:
-    """With dropout a step's loss under `--remat sqrt`, of two segments of two layers, is that of a
-    step that keeps everything."""
-    config = toy(n_layer=4, n_head=1, d_model=8, context=8, vocab=256, policy="fp64", steps=1,
+    """With dropout a step's loss under `--remat sqrt`, of segments of two layers and of three, is
+    that of a step that keeps everything."""
+    config = toy(n_layer=5, n_head=1, d_model=8, context=8, vocab=256, policy="fp64", steps=1,
                  dropout=0.5, layers=layers)  # fmt: skip
     state = perturbed(config)
     segmented = config.replace(remat="sqrt")

@@ -63,10 +63,13 @@ def check_table() -> None:
 
 
 def check_defaults() -> None:
-    """GradScaler's own scale; a tenth of the rate and of the steps, where one is given."""
+    """GradScaler's own scale; a tenth of the rate and of the steps, where one is given; a model
+    that the device can train."""
     config, scaler = from_flags({"lr": 0.5, "steps": 77}, accelerator=False), torch.amp.GradScaler
     assert (config.optim.min_lr, config.optim.warmup) == (0.05, 7)
+    assert from_flags({"steps": 5000, "min_lr": 0.0}, accelerator=False).optim.min_lr == 0
     assert from_flags({"steps": 5000}, accelerator=False).optim.warmup == 100
+    assert from_flags({}, accelerator=True).model.model == "10m" != config.model.model == "tiny"
     precision, theirs = config.precision, scaler("cpu")
     assert precision.loss_scale_init == theirs.get_scale()
     assert precision.loss_scale_factor == theirs.get_growth_factor()

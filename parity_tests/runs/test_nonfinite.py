@@ -59,6 +59,7 @@ def test_the_first_gradient_of_the_backward_pass(name: str, framework: str) -> N
     assert math.isfinite(result.loss)
     assert not math.isfinite(result.grad_norm)
     assert result.nonfinite == module
+    assert not (result.skipped and dict(result.norms))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

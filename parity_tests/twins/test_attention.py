@@ -6,6 +6,7 @@ parity_tests/oracles/test_attention.py holds each form to numpy, and to what eac
 from functools import partial
 from operator import attrgetter
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,10 @@ import jax_impl.precision
 import torch_ref.extra.attention
 import torch_ref.extra.capabilities
 from jax_impl.extra.attention import CUDNN, choose_attention
-from jax_impl.extra.capabilities import find_capabilities, has_fused_attention
 from lockstep.compile import targets
 from lockstep.data.batch import blank_window
 from lockstep.devices import Capabilities
 from parity_tests.pair import (
-    FRAMEWORKS,
     norm_gap,
     start,
     toy,
@@ -122,9 +121,8 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
         assert norm_gap(np.asarray(a, np.float64), b) <= 2.0**-8
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("fault", ["scale", "mask"])
-def test_a_wrong_kernel_is_seen(fault: str, shape: tuple[int, ...]) -> None:
+def test_a_wrong_kernel_is_seen(fault: str) -> None:
     """In the gradients of queries and keys; forward a scale 1 % too large is near the rounding."""
 
     def wrong(q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
@@ -134,7 +132,7 @@ def test_a_wrong_kernel_is_seen(fault: str, shape: tuple[int, ...]) -> None:
         causal = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)  # one too many
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, causal).transpose(1, 2)
 
-    _, of_queries, of_keys, _ = excess(wrong, draw(shape, torch.bfloat16))
+    _, of_queries, of_keys, _ = excess(wrong, draw(SHAPES[-1], torch.bfloat16))
     assert min(of_queries, of_keys) > 2 * TWICE_AS_OFTEN
 
 
@@ -194,28 +192,22 @@ def test_torch_asks_for_the_kernel_by_what_it_runs(
     groups: int, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which kernels take grouped queries or a mask is another matter on each device."""
-    given = []
-
-    def watch(owner: Any, name: str) -> None:
-        right = getattr(owner, name)
-
-        def call(*tensors: Tensor, **how: Any) -> Any:
-            given.append(([(x.shape, x.dtype, x.requires_grad) for x in tensors], how))
-            return right(*tensors, **how)
-
-        monkeypatch.setattr(owner, name, call)
-
     config = toy(policy="bf16", numerics="fast", attention="fused", n_layer=1, n_kv_head=groups)
     twin, window = start("torch", config), blank_window(config)
     if packed:
         window = window._replace(segments=window.tokens)
     twin.prepare(window)
-    watch(torch, "_fused_sdp_choice")
-    watch(torch.nn.functional, "scaled_dot_product_attention")
+    asked = Mock(wraps=torch._fused_sdp_choice)
+    ran = Mock(wraps=torch.nn.functional.scaled_dot_product_attention)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", asked)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", ran)
     assert twin.describe()["attention"].startswith("sdpa:")
     twin.step(twin.place(window))()
-    asked, ran = given
-    assert asked == ran
+    for one, other in zip(asked.call_args.args, ran.call_args.args, strict=True):
+        assert (one.shape, one.dtype, one.requires_grad) == (
+            other.shape, other.dtype, other.requires_grad,
+        )  # fmt: skip
+    assert asked.call_args.kwargs == ran.call_args.kwargs
 
 
 NONE = "reference (no cuDNN attention for {}, head dim 16 on {})"
@@ -314,13 +306,3 @@ def test_an_evaluation_in_float32_is_not_given_to_cudnn() -> None:
         for dtypes in (config.dtypes, config.eval_dtypes)
     ]
     assert fused == [True, False]
-
-
-def test_the_twins_fall_back_on_a_cpu() -> None:
-    assert not has_fused_attention("bfloat16", 64)
-    assert not find_capabilities(jax.devices("cpu")[0]).fused_attention("bfloat16", 64)
-    twin = start("jax", toy(numerics="fast", attention="fused", policy="bf16", n_layer=1))
-    assert twin.describe()["attention"] == NONE.format("bfloat16", "cpu")
-    assert np.isfinite(twin.logits(np.arange(3, dtype=np.int32))).all()  # it runs, too
-    for framework in FRAMEWORKS:
-        assert start(framework, toy(n_layer=1)).describe()["attention"] == "reference"

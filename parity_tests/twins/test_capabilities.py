@@ -47,25 +47,6 @@ def test_nothing_else_compares_a_capability() -> None:
 
 
 @pytest.mark.parametrize(
-    "planted",
-    [
-        "yes = capability >= (8, 0)",
-        "yes = device.capability and device.capability < AMPERE",
-        "yes = FROM.get(kind, (0, 0)) <= capability",
-        "yes = torch.cuda.get_device_capability()[0] > 8",
-        "yes = int(major) >= 9",
-        "yes = found < (8, 9)",
-    ],
-)
-def test_a_planted_comparison_is_seen(planted: str) -> None:
-    assert [*comparisons(planted)]
-
-
-def test_a_version_is_no_capability() -> None:
-    assert not [*comparisons("yes = jax.__version_info__ >= (0, 11)")]
-
-
-@pytest.mark.parametrize(
     ("capability", "half", "cores", "tf32", "recipes"),
     [
         ((5, 0), "", False, False, ""),

@@ -75,26 +75,21 @@ def test_dropout_does_not_recompile() -> None:
     assert run(start("torch", config), config)[0].loss != eager[0][0]
 
 
+BLOCKS = {"n_layer": 1, "context": 128, "numerics": "fast", "autotune": "attention=blocks"}
+
+
 @tier("rest", guard="a step with dropout is traced; the formats, uncompiled")
 @pytest.mark.parametrize(
-    "flags",
+    ("said", "flags"),
     [
-        {"policy": "bf16", "fp32_islands": "blocks.1,head", "remat": "dots"},
-        {"policy": "fp8-delayed", "n_layer": 3},  # whose histories move as in eager mode
-        {"policy": "mxfp8", "n_layer": 3},
+        ("", {"policy": "bf16", "fp32_islands": "blocks.1,head", "remat": "dots"}),
+        ("", {"policy": "fp8-delayed", "n_layer": 3}),  # whose histories move as in eager mode
+        ("", {"policy": "mxfp8", "n_layer": 3}),
+        ("causal blocks", {"policy": "bf16", **BLOCKS}),
     ],
-    ids=str,
 )
-def test_features_are_traced_too(flags: dict[str, Any]) -> None:
-    eager, traced = map(numbers, curves(**flags))
-    assert eager == traced
-
-
-@tier("rest", guard="a step with dropout is traced")
-def test_attention_in_blocks_is_traced_too() -> None:
-    flags: dict[str, Any] = {"policy": "bf16", "n_layer": 1, "context": 128, "numerics": "fast"}
-    flags["autotune"] = "attention=blocks"
-    eager, traced = map(numbers, curves(said="causal blocks", **flags))
+def test_features_are_traced_too(said: str, flags: dict[str, Any]) -> None:
+    eager, traced = map(numbers, curves(said=said, **flags))
     assert eager == traced
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -134,36 +133,3 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     kept = [*WAYS[policy][0], "memory=kept"] if policy not in ("tf32", "fp8") else []
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
     assert finders[0](config, cpu) == kept
-
-
-@pytest.mark.parametrize(("twin", "name"), [(jax_impl, "extra.cpu"), (torch_ref, "extra.onednn")])
-def test_the_doctor_times_what_a_step_multiplies(
-    monkeypatch: pytest.MonkeyPatch, twin: Any, name: str
-) -> None:
-    """In each way that it may have, of which the fastest counts."""
-    place, taken = f"{twin.__name__}.{name}.linear", []
-    right = attrgetter(f"{name}.linear")(twin)
-
-    def linear(*operands: Any) -> Any:
-        taken.append(operands)
-        return right(*operands)
-
-    seconds = iter(range(9, 0, -1))
-    timed = []
-
-    def time(multiply: Callable[[], Any]) -> float:
-        timed.append(multiply().dtype)
-        return next(seconds)
-
-    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
-    monkeypatch.setattr(place, linear)
-    # Without what it remembers from before.
-    cached = jax_impl.extra.rules.make_product
-    monkeypatch.setattr(jax_impl.extra.rules, "make_product", cached.__wrapped__)
-    monkeypatch.setattr(twin.inspect.probe, "fastest", time)
-    found = twin.inspect.probe.matmul_seconds()
-    assert {"float32", "bfloat16"} <= found.keys()
-    library = twin is jax_impl or onednn.LINEAR is not None
-    assert len(taken) == library and len(timed) == len(found) + library
-    assert list(found.values()) == [8, 7, 6][: len(found)] if twin is torch_ref else True
-    assert {*found} == {str(kind).removeprefix("torch.") for kind in timed}

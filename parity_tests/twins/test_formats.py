@@ -74,36 +74,14 @@ def test_the_reference_is_ml_dtypes(name: str) -> None:
         assert (bits(ours)[finite] == bits(theirs)[finite]).all()
 
 
-def round_to_tf32(x: np.ndarray) -> np.ndarray:
-    """To the nearest multiple of the last of 10 bits, ties away from zero, in float64's numbers."""
-    size = np.abs(np.where(np.isfinite(x), x, 0).astype(np.float64))
-    exponent = np.maximum(np.frexp(size)[1] - 1, -126)  # that of the subnormals is the smallest's
-    step = np.exp2(exponent - 10.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = np.copysign(np.floor(size / step + 0.5) * step, x).astype(np.float32)
-    return np.where(np.isfinite(x), rounded, x)
-
-
-def test_tf32_is_its_definition() -> None:
+def test_tf32_is_half_of_its_last_place_added_to_the_bits() -> None:
+    """Of a number, which may become infinite; what is none stays."""
     x = patterns(table.TF32)
     rounded = reference.round_to(x, table.TF32)
-    assert (bits(rounded) == bits(round_to_tf32(x))).all()
+    finite = np.isfinite(x)
+    assert (bits(rounded) == np.where(finite, bits(x) + 0x1000 & 0xFFFFE000, bits(x))).all()
     assert np.isnan(x).sum() > 1000 and np.isinf(x).any()
-    assert np.isinf(rounded[np.isfinite(x)]).any() and (np.abs(x[rounded == 0]) > 0).any()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x: jax.lax.reduce_precision(x, 8, 10),  # ties to even
-        lambda x: (bits(x) & 0xFFFFE000).view(np.float32),  # towards zero
-        lambda x: (bits(x) + 0x1000 & 0xFFFFE000).view(np.float32),  # NaNs, too
-        lambda x: np.where(np.abs(x) < 2**-126, np.float32(0), round_to_tf32(x)),  # flushed
-    ],
-)
-def test_a_wrong_rounding_to_tf32_is_seen(wrong: Callable) -> None:
-    x = patterns(table.TF32)
-    assert (bits(wrong(x)) != bits(round_to_tf32(x))).any()
+    assert np.isinf(rounded[finite]).any() and (np.abs(x[rounded == 0]) > 0).any()
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -179,19 +157,6 @@ def test_a_scale_is_the_least_that_fits(name: str) -> None:
             floor = reference.power_of_two(largest, "floor", to.largest)
             assert floor in (scale, scale / 2)
             assert floor == 2 ** np.floor(np.log2(largest)) / 2 ** np.floor(np.log2(to.largest))
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].shared == "block"])
-def test_no_block_becomes_zero_but_by_its_scale(name: str) -> None:
-    """Beside a block that is 10**7 times as large: that is what scales by block are for. One in
-    E4M3 has not that range."""
-    to, x = FORMATS[name], np.full((to_block := FORMATS[name].block, 2), 1e-3, np.float32)
-    x[:, 1] = 1e4
-    draws = np.full(x.shape, 0.5, np.float32) if to.stochastic else None
-    rounded = reference.quantize(x, to, 0, draws)
-    assert to_block in (16, 32)
-    assert (rounded[:, 1] > 0).all()
-    assert ((rounded[:, 0] > 0) == (to.scale != "e4m3")).all()
 
 
 @pytest.mark.parametrize("twin", [in_jax, in_torch])

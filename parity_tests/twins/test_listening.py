@@ -94,20 +94,6 @@ def test_a_slot_keeps_every_bit() -> None:
     assert same([*back(-x)], [-x, -x])
 
 
-def test_one_model_is_listened_to_and_no_other() -> None:
-    config = toy(n_layer=2)
-    twin = start("jax", config)
-    assert isinstance(twin, JaxTwin)
-    plain, seen = twin.trainer.model, dict[str, jax.Array]()
-    heard, other = plain(twin.trainer.state.params), plain(twin.trainer.state.params)
-    batch = window(config, 0).select(0)
-    jax_impl.inspect.trace.listen(heard, "blocks.1.mlp", seen, {})
-    other(batch)
-    assert not seen and type(other.blocks[1].mlp) is jax_impl.model.MLP
-    heard(batch)
-    assert [*seen] == ["blocks.1.mlp"] and isinstance(heard.blocks[1].mlp, jax_impl.model.MLP)
-
-
 @tier(
     "rest", guard="fp8-delayed, fp16", where=lambda framework, policy: (framework, policy) in DEAR
 )

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import torch_ref.remat
-from lockstep.judge.compare import norm_gap
 from lockstep.model.state import TrainState
-from parity_tests.pair import FRAMEWORKS, begin, run
+from parity_tests.pair import begin, run
 from parity_tests.tiers import tier
 
 MODES = ("sublayer", "block", "sqrt", "dots")
@@ -46,18 +45,6 @@ def test_gradients_are_bitwise_equal(framework: str, flags: dict[str, Any]) -> N
     plain = after_one_step(framework, "none", **flags)
     for remat in MODES:
         assert_bitwise(after_one_step(framework, remat, **flags), plain)
-
-
-@tier("rest", guard="rung 6 under sqrt")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_sqrt_with_a_longer_last_segment(framework: str) -> None:
-    layers = {"n_layer": 5, "layers": "scan"}
-    plain = after_one_step(framework, "none", **layers)
-    recomputed = after_one_step(framework, "sqrt", **layers)
-    if framework == "torch":
-        assert_bitwise(recomputed, plain)
-    else:  # a norm's gain is a sum over rows, in float32: 1.5e-7 seen
-        assert max(norm_gap(x, plain.mu[name]) for name, x in recomputed.mu.items()) <= 1e-6
 
 
 def test_a_redrawn_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

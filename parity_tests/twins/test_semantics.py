@@ -7,8 +7,6 @@ row can pass where there is nothing to see.
 import re
 from typing import NamedTuple
 
-import jax.numpy as jnp
-import optax
 import pytest
 
 from benchmarks import semantics
@@ -123,16 +121,3 @@ def test_a_row_can_fail(what: str) -> None:
     assert len(complaints(what, Figures(default, default))) == 1
     assert len(complaints(what, Figures(ours, ours))) == 2
     assert len(complaints(what, Figures(float("nan"), float("nan")))) == 2
-
-
-def test_a_row_that_the_document_lacks_is_seen() -> None:
-    """Names alone are compared: the digits are those of the machine that printed them."""
-    text = semantics.table(dict.fromkeys([*BOUNDS][1:], Figures(1.0, 2.0)))
-    assert names_in(f"<!-- semantics:begin -->\n{text}\n<!-- semantics:end -->") == list(BOUNDS)[1:]
-
-
-def test_multisteps_hands_the_mean_on_in_the_gradients_dtype() -> None:
-    steps = optax.MultiSteps(optax.sgd(1.0), 2)
-    state = steps.init(jnp.zeros(3, jnp.bfloat16))
-    updates, state = steps.update(jnp.ones(3, jnp.bfloat16), state, jnp.zeros(3, jnp.bfloat16))
-    assert (updates.dtype, state.acc_grads.dtype) == (jnp.bfloat16, jnp.float32)
