@@ -147,16 +147,3 @@ def test_a_summary_keeps_the_most_damning_verdict_and_the_nearest_figure() -> No
     for verdict, shown in (("inconclusive", "inconclusive"), ("different", "**different**")):
         worse = [*outcomes, outcome(verdict, 0.1), outcome("equal", 1.9)]
         assert f"{shown} (0.1 of 2; 5)" in ladder.status(ladder.summarise(worse))
-
-
-def test_a_policy_has_one_line() -> None:
-    curves = {"figure": 0.5, "bound": 3.0, "rule": "gap over envelope"}
-    small = {"figure": 0.94, "bound": 0.95, "rule": "bytes of sqrt over block"}
-    outcomes = [
-        outcome("equal", 1.5), outcome("different", 0.1, rung=4), outcome("equal", 1, "tf32"),
-        outcome("equal", 0, rung=8, worst=curves), outcome("equal", 0, rung=6, worst=small),
-    ]  # fmt: skip
-    text = ladder.policies(ladder.summarise(outcomes))
-    assert "| `bf16` | 3 of 4 | 1.5 of 2: median error ratio, rung 3 gradients | " in text
-    assert "| 0.5 of 3: gap over envelope |" in text
-    assert "| `tf32 (emulated)` | 1 of 1 |" in text and "| `fp64` | not measured yet |" in text

@@ -53,19 +53,6 @@ def test_the_notebook_is_that_of_the_page() -> None:
     assert set(RESULT) == set(CELLS)
 
 
-def test_page_and_notebook_have_what_is_theirs() -> None:
-    page = (
-        "<!-- page -->\nmake setup\n<!-- table learn_a -->\n1 s\n<!-- end -->\n<!-- end -->\n"
-        "text\n\n```python\nx = 1\n```\n\n```sh a status=1 bf16={HALF}\nlockstep x:bf16\n```\n"
-        "<!-- table learn_a -->\n2 s\n"
-        "<!-- end -->\n<!-- notebook\n```python b tag=parameters\nHALF = 1\n```\n-->\nend\n"
-    )
-    text, a, b, end = lesson.make_notebook(page).cells
-    assert (text.source, end.source) == ("text\n\n```python\nx = 1\n```", "end")
-    assert (a.id, a.source, a.metadata) == ("a", "!lockstep x:{HALF}", {"status": 1})
-    assert (b.id, b.source, b.metadata) == ("b", "HALF = 1", {"tags": ["parameters"]})
-
-
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine["DEVICE"])
 def test_every_command_parses(machine: dict[str, str]) -> None:
     cells = [cell for cell in CODE if not has_tag(cell, "setup")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from benchmarks import documents, ladder
+from benchmarks import documents
 from lockstep import process, provenance, results
 from lockstep.errors import UserError
 from lockstep.judge import tolerances
@@ -133,29 +133,6 @@ def test_a_commit_says_whether_a_program_has_changed_since(
 
 
 # --- bounds
-
-
-def judged_row(rule: str, bound: float, policy: str = "fp64") -> dict[str, Any]:
-    return {"name": rule, "policy": policy, "worst": {"rule": rule, "bound": bound, "figure": 0.0}}
-
-
-def remark(rows: list[dict[str, Any]]) -> str:
-    return ladder.with_remark(lambda rows: "", {row["name"]: row for row in rows}).strip()
-
-
-def test_todays_bounds_are_not_remarked_on() -> None:
-    same = [
-        judged_row("relative gap", tolerances.NORM.bound),
-        judged_row("a check that allows nothing", 0),
-    ]
-    assert remark(same) == ""
-
-
-def test_another_bound_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [judged_row("relative gap", tolerances.NORM.bound), judged_row("of no constant", 123.0)]
-    assert "1 of 2 rows** (of no constant 123, now" in remark(rows)
-    monkeypatch.setattr(tolerances, "NORM", Tolerance(**vars(tolerances.NORM) | {"bound": 1e-9}))
-    assert "2 of 2 rows** (relative gap 1e-12, now 1.13687e-13 or 1e-11 or 1e-09;" in remark(rows)
 
 
 def test_a_document_says_that_its_rows_had_other_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
