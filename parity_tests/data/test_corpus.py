@@ -206,13 +206,6 @@ def test_entropies_are_those_of_the_definition(chunk: int, monkeypatch: pytest.M
     assert corpus.bigram_entropy(loaded) == pytest.approx(slow_conditional_entropy(TEXT), rel=1e-12)
 
 
-def test_entropies_of_what_needs_no_reference() -> None:
-    assert corpus.unigram_entropy(of(bytes(range(256)))) == pytest.approx(math.log(256))
-    assert corpus.bigram_entropy(of(b"abc" * 50)) == pytest.approx(0, abs=1e-12)
-    assert corpus.unigram_entropy(of(b"a")) == 0
-    assert corpus.bigram_entropy(of(b"a")) == 0
-
-
 def test_entropies_are_for_small_vocabularies(folder: Path) -> None:
     loaded = corpus.load(str(folder))
     assert corpus.unigram_entropy(loaded) is None and corpus.bigram_entropy(loaded) is None

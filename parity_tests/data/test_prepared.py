@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from lockstep.cli import commands, trainers
-from lockstep.config import from_flags
-from lockstep.data import batches, corpus, prepare, prepared, records, tokenizer
+from lockstep.data import corpus, prepare, prepared, records, tokenizer
 from lockstep.data.chat import find_spans
 from lockstep.errors import UserError
 from lockstep.process import ROOT
@@ -39,22 +38,9 @@ def made(file: Path, out: Path) -> prepared.Manifest:
     return prepare.prepare(str(file), [file], "", out)
 
 
-def test_windows_of_a_run_have_counts_and_segments(tmp_path: Path, cache: Path) -> None:
-    file = write_rows(tmp_path / "a.jsonl", chat())
-    flags = {"model": "tiny", "context": 200, "batch_size": 3, "accum": 2}
-    config = from_flags({**flags, "data": str(file)}, accelerator=False)
-    loaded = corpus.load(**vars(config.data))
+def test_a_context_holds_a_target_that_counts(tmp_path: Path, cache: Path) -> None:
+    loaded = corpus.load(str(write_rows(tmp_path / "a.jsonl", chat())))
     corpus.check(loaded, 256, 200)
-    window = batches.of_step(config, loaded.train, 0)
-    assert [x.shape for x in window] == 4 * [(2, 3, 200)]
-    assert [str(x.dtype) for x in window] == ["int32", "int32", "bool", "int32"]
-    again, other = (batches.of_step(config, loaded.train, step) for step in (0, 1))
-    assert all(map(np.array_equal, window, again))
-    assert not np.array_equal(window.tokens, other.tokens)
-    stream = corpus.load(str(file), rows="stream")
-    anywhere = batches.of_step(config, stream.train, 0)
-    assert anywhere.counts.shape == (2, 3, 200) and anywhere.segments is None
-    assert stream.sha256 != loaded.sha256
     with pytest.raises(UserError, match="--context 20: no target counts"):
         corpus.check(loaded, 256, 20)
 
@@ -174,15 +160,6 @@ def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
     assert both.sha256 == alone.sha256
 
 
-def test_a_text_is_one_stream(tmp_path: Path, cache: Path, words: Path) -> None:
-    text = "".join(f"line {n} ü\n" for n in range(300))
-    write(tmp_path / "a.txt", text.encode())
-    loaded = corpus.load(str(tmp_path / "a.txt"), tokenizer=str(words))
-    whole = np.concatenate([loaded.train, loaded.val])
-    assert tokenizer.load(str(words)).decode(whole) == text
-    assert len(loaded.val) == len(whole) // 10
-
-
 def test_parquet_is_its_rows(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -293,20 +270,6 @@ def test_the_command_names_what_to_train_with(
     flags = dict(zip(given[3::2], given[4::2]))
     assert flags == {"--data": f"{file}.tokens", "--tokenizer": str(words), "--vocab": "300"}
     corpus.require_tokenizer(flags["--data"], flags["--tokenizer"])
-
-
-def test_the_template_is_rendered_as_transformers_does(words: Path) -> None:
-    utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    template = json.loads((words / "tokenizer_config.json").read_text())["chat_template"]
-    messages = chat()[0]["messages"]
-    for header in (False, True):
-        (theirs,), _ = utils.render_jinja_template(
-            conversations=[messages],
-            chat_template=template,
-            add_generation_prompt=header,
-            bos_token="<s>",
-        )
-        assert tokenizer.load(str(words)).render(messages, header) == theirs
 
 
 def test_a_template_that_rewrites_is_refused() -> None:

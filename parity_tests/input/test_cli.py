@@ -76,15 +76,6 @@ def test_resolved_config(preset: str) -> None:
     check_snapshot(f"config_{preset}.json", json.dumps(config.to_json(), indent=1) + "\n")
 
 
-def test_auto_and_derived_defaults() -> None:
-    assert from_flags({}, accelerator=False).model.model == "tiny"
-    assert from_flags({}, accelerator=True).model.model == "10m"
-    optim = from_flags({"lr": 1e-3, "steps": 200}, accelerator=False).optim
-    assert (optim.min_lr, optim.warmup) == (1e-4, 20)
-    optim = from_flags({"lr": 1e-3, "min_lr": 0.0, "steps": 5000}, accelerator=False).optim
-    assert (optim.min_lr, optim.warmup) == (0.0, 100)
-
-
 def test_the_device_decides_which_preset_the_flags_must_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

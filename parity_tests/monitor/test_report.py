@@ -108,32 +108,9 @@ def test_gradient_norms_by_kind_and_by_layer(here: Path) -> None:
     assert "Gradient norm by layer: b" not in page  # it has no --norms
 
 
-def test_a_deep_model_s_layers_are_as_many_as_can_be_told_apart(here: Path) -> None:
-    run = make_run(Path("a"))
-    sizes = {f"blocks.{i}.norm1": 1e200 for i in range(99)}
-    with (run / "log.jsonl").open("a") as log:
-        log.write(
-            json.dumps({"kind": "norms", "step": 10, **sizes, "blocks.98.norm2": None}) + "\n"
-        )
-        log.write(json.dumps({"kind": "norms", "step": 20, **dict.fromkeys(sizes, 1.0)}) + "\n")
-    layers = described(report(run), "Gradient norm by layer: a").partition("a: ")[2]
-    assert layers.startswith("layer 0 ") and layers.count("layer ") == 12 and "layer 98 " in layers
-
-
 def test_other_experiments_have_no_gap(here: Path) -> None:
     a, b = make_run(here / "a", "jax"), make_run(here / "b", "torch", lr=1e-3)
     assert "Gap of" not in words(report(a, b))
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"compared": 3}',
-                                     '{"compared": ["a"], "a": {"config": {}}}'])  # fmt: skip
-def test_curves_that_are_none_are_one_line(content: str, here: Path, capsys: Any) -> None:
-    make_run(here / "a")
-    Path("curves").mkdir()
-    Path("curves/curves.json").write_text(content)
-    assert commands.main(["report", "a", "curves", "--out", "r.html"]) == MISTAKE
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "curves/curves.json" in err and not Path("r.html").exists()
 
 
 def test_without_matplotlib_it_says_what_to_install(

@@ -172,11 +172,3 @@ def test_what_is_no_part_is_refused(tmp_path: Path, wrong: str) -> None:
     save_file(change(load_file(file)), file)
     rewrite(path)
     assert line in (said := refusal(path)) and said.endswith(END)
-
-
-def test_a_lost_or_foreign_part_is_named(tmp_path: Path) -> None:
-    path = save_parts(tmp_path, state())
-    shutil.copy(path / "nu-2.safetensors", path / "nu-1.safetensors")
-    assert refusal(path).startswith("nu-1.safetensors: damaged, its checksum is not that")
-    (path / "nu-1.safetensors").unlink()
-    assert refusal(path).startswith("nu-1.safetensors: cannot be read (No such file")

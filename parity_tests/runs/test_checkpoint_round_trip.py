@@ -19,7 +19,6 @@ from lockstep.run.checkpoint import is_whole, latest, listing, load, open_state,
 from lockstep.run.record import FILES, RECORD, own_checksum
 from parity_tests.runs.checkpoints import (
     DTYPES,
-    arrays,
     assert_same,
     hidden,
     part_of,
@@ -133,15 +132,6 @@ def test_the_newest_are_kept_and_what_is_of_a_later_step(tmp_path: Path) -> None
         save(tmp_path, state(step), keep=keep)
         assert names(tmp_path) == [f"step_{each:08d}" for each in kept]
     assert hidden(tmp_path) == []
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-def test_saving_a_step_again_replaces_it(tmp_path: Path, keep: int) -> None:
-    save(tmp_path, state(), keep=keep)
-    again = replace(state(), params=arrays(99))
-    path = save(tmp_path, again, keep=keep)
-    assert_same(load(path), again)
-    assert names(tmp_path) == ["step_00001000"] and hidden(tmp_path) == []
 
 
 def test_latest_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import pty
-import shlex
 import signal
 import subprocess
 import time
@@ -17,7 +16,6 @@ import pytest
 
 from lockstep import exits, twin
 from lockstep.cli import commands, trainers
-from lockstep.config import from_flags
 from lockstep.run import directory, runlog
 from lockstep.train import closing
 from lockstep.twin import StepResult
@@ -92,22 +90,6 @@ def test_what_a_sample_writes_is_shown_as_it_is(
     monkeypatch.setattr(closing, "sample", lambda *_: ":cat: [red]x[/red] [/]")
     assert train() == exits.DONE
     assert "  | :cat: [red]x[/red] [/]\n" in capsys.readouterr().out
-
-
-def test_the_closing_command_is_the_same_run(capsys: Any) -> None:
-    flags = "--policy params=float32,compute=bfloat16,output=float32 --lr 0.1 --accum 3 --compile"
-    assert train(flags) == exits.DONE
-    line = capsys.readouterr().out.splitlines()[-1]
-    python, module, name, *command = shlex.split(line)
-    assert (python, module, name) == ("python", "-m", "jax_impl.train")
-    given = vars(trainers.trainer_parser(name).parse_args(command))
-    assert from_flags(given, accelerator=True) == directory.read_record(Path("run")).config
-
-
-def test_the_closing_starts_from_the_first_evaluation(capsys: Any) -> None:
-    assert train("--steps 4") == exits.DONE
-    assert resume("--steps 9") == exits.DONE
-    assert "validation loss 1.0000 -> 0.1000 nats a token after 9 steps" in capsys.readouterr().out
 
 
 # --- a run's directory: its log without torn rows, and what is in the way or does not belong there
@@ -303,18 +285,6 @@ def test_the_last_good_checkpoint_is_named(
     assert len(line.splitlines()) == 1
     assert rows()[-1]["step"] == bad
     assert rows()[-1][field] is None
-
-
-def test_an_evaluation_that_is_not_finite_is_found_before_it_is_saved(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    usual = FakeTwin.evaluate
-    monkeypatch.setattr(
-        FakeTwin, "evaluate", lambda self, b: usual(self, b) if self.now.step < STEPS else math.nan
-    )
-    assert train() == exits.DIVERGED
-    assert "error: step 12: validation loss nan; no good" in capsys.readouterr().err
-    assert saved_steps() == []
 
 
 def test_a_loss_scale_helps_until_it_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,7 @@ SMALL = (
     "--data text.txt --eval-every 1000 --mesh fsdp=2 --out run"
 ).split()
 NONE: dict[str, str] = {}
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def start_two(
@@ -66,16 +60,15 @@ GUARD = "what outlives process 0, and counts that stand still"
 TRAINER = "parity_tests.runs.parting_trainer"
 
 
-def is_repeated(framework: str, victim: int, signal_: signal.Signals) -> bool:
-    """Says if two of the cases that are left show the three values of this one."""
-    return ((framework == "torch") + victim + (signal_ == signal.SIGSTOP)) % 2 == 1
+# Each two of the three values.
+MISSING = [
+    ("jax", 0, signal.SIGKILL), ("jax", 1, signal.SIGSTOP), ("torch", 0, signal.SIGSTOP),
+    ("torch", 1, signal.SIGKILL),
+]  # fmt: skip
 
 
 @tier("rest", guard=GUARD)
-@tier("full", guard="each two of the three, in make test-rest", where=is_repeated)
-@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("framework", twin.MODULES)
+@pytest.mark.parametrize(("framework", "victim", "signal_"), MISSING)
 def test_who_is_missing_is_named_in_one_line(
     framework: str, victim: int, signal_: signal.Signals, ended: list[subprocess.Popen]
 ) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from lockstep import exits
-from lockstep.cli import commands
 from lockstep.errors import UserError
 from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
@@ -187,23 +186,3 @@ def test_the_best_is_kept_beside_the_newest(
     assert saved_steps() == kept
     best = f"the best of its checkpoints is that of step {kept[0]}: {losses[kept[0]]:.4f}"
     assert best in capsys.readouterr().out
-
-
-def test_the_best_is_known_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = {2: 0.5, 12: 0.1}
-    monkeypatch.setattr(FakeTwin, "evaluate", lambda self, _: losses.get(self.now.step, 1.0))
-    assert train("--save-every 2 --eval-every 2 --keep 1 --steps 6 --warmup 0") == exits.DONE
-    assert saved_steps() == [2, 6]
-    for steps, kept in ((10, [2, 10]), (12, [12])):
-        assert resume(f"--steps {steps}") == exits.DONE
-        assert saved_steps() == kept
-
-
-def test_sample_of_a_step(capsys: Any) -> None:
-    assert train("--save-every 5 --keep 9") == exits.DONE
-    assert commands.main(["sample", "run", "--step", "5", "--length", "3"]) == exits.DONE
-    capsys.readouterr()
-    assert commands.main(["sample", "run", "--step", "7"]) == exits.MISTAKE
-    assert capsys.readouterr().err == (
-        "error: --step 7: run has no such checkpoint; use 5, 10 or 12\n"
-    )
