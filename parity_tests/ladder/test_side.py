@@ -119,16 +119,22 @@ def stuck(told: Path, **changes: str) -> Worker:
     return Worker("it", partial(worker.start_service, service, changes=environment))
 
 
+def send_and_see(asked: Worker, told: Path) -> Channel:
+    """Asks what is never answered, and waits until the process is at it."""
+    asked.send({"ask": "wait"}, {})
+    assert asked.channel and asked.channel.process
+    while not (told.exists() and told.read_text()):
+        assert asked.channel.process.poll() is None
+        time.sleep(0.02)
+    return asked.channel
+
+
 def test_a_worker_that_is_at_work_ends_with_who_asked(tmp_path: Path) -> None:
     """It would wait for ever, as one of a world does whose others have ended."""
     with closing(stuck(tmp_path / "process")) as asked:
-        asked.send({"ask": "wait"}, {})
-        assert asked.channel and asked.channel.process
-        while not (tmp_path / "process").exists():
-            assert asked.channel.process.poll() is None
-            time.sleep(0.02)
-        asked.channel.connection.shutdown(socket.SHUT_RDWR)  # as when this process is killed
-        assert asked.channel.process.wait(20) == 1
+        channel = send_and_see(asked, tmp_path / "process")
+        channel.connection.shutdown(socket.SHUT_RDWR)  # as when this process is killed
+        assert channel.process and channel.process.wait(20) == 1
 
 
 def test_an_interrupt_ends_what_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +156,9 @@ def test_a_worker_that_ends_or_hangs_is_one_line(tmp_path: Path) -> None:
     with closing(stuck(told := tmp_path / "process", CHILD="yes")) as asked:
         with pytest.raises(UserError, match="^it: its process ended with status 3; see above$"):
             asked.ask("leave")
+        send_and_see(asked, told)
         with pytest.raises(UserError, match="^it: no answer within 1 s$"):
-            asked.ask("wait", seconds=1)
+            asked.receive(seconds=1)
     with pytest.raises(ProcessLookupError):  # its children end with it
         for _ in range(500):
             os.kill(int(told.read_text()), 0)
