@@ -9,7 +9,7 @@ from lockstep.config import Config, from_flags
 from lockstep.config.autotune import NONE
 from lockstep.errors import require
 from lockstep.train import autotune
-from lockstep.train.memory import keep_freed_memory, share_heap
+from lockstep.train.memory import keep_freed_memory
 from lockstep.twin import MODULES, Runner
 
 Flags = dict[str, Any]
@@ -20,16 +20,18 @@ class Contender(NamedTuple):
 
     module: str
     flags: Flags = {}  # noqa: RUF012 -- a NamedTuple's default, which nothing changes
-    one_heap: bool = False  # all threads of its process share it
-    keeps: bool = False  # and it keeps what is freed; a twin of ours decides for itself
+    keeps: bool = False  # what is freed; a twin of ours decides for itself
 
     def build(self, config: Config) -> Runner:
         """In this process, which is its own; a twin as its trainer builds it."""
-        if self.one_heap:
-            share_heap()
         for framework, module in MODULES.items():
             if module == self.module:
                 config = autotune.resolve(framework, config)
+        if self.keeps:
+            import jax
+
+            # The main thread then takes a step's buffers, as in a twin of ours.
+            jax.config.update("jax_cpu_enable_async_dispatch", False)
         keep_freed_memory(self.keeps)
         return importlib.import_module(self.module).build(config)
 
@@ -37,7 +39,7 @@ class Contender(NamedTuple):
 # As a trainer takes its ways, and the framework's own.
 OURS, OWN = {"autotune": autotune.default()}, {"autotune": NONE}
 CONTENDERS = {
-    "jax": Contender("jax_impl.twin", OURS, one_heap=True),
+    "jax": Contender("jax_impl.twin", OURS),
     "torch": Contender("torch_ref.twin", OURS),
     "torch-compiled": Contender("torch_ref.twin", {"compile": True, **OURS}),
     "jax-own": Contender("jax_impl.twin", OWN),
@@ -45,7 +47,7 @@ CONTENDERS = {
     "nanogpt": Contender("benchmarks.peers.nanogpt"),  # examples/minimal/train_torch.py
     "nanogpt-compiled": Contender("benchmarks.peers.nanogpt", {"compile": True}),
     "bare-jax": Contender("benchmarks.peers.bare_jax"),  # examples/minimal/train_jax.py
-    "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", one_heap=True, keeps=True),
+    "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", keeps=True),
 }
 # Whose runners are gone: rows of release 0.1.0 name them.
 GONE = ("hf-trainer", "accelerate")

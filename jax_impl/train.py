@@ -7,7 +7,6 @@ builds the model (model.py) and takes its steps (step.py).
 import sys
 
 from lockstep.cli import trainers
-from lockstep.train.memory import share_heap
 
 
 def main() -> int:
@@ -15,7 +14,6 @@ def main() -> int:
 
     JAX is imported only after the flags are checked, so that `--help` is fast.
     """
-    share_heap()  # lets the process keep the memory that a step frees: `--autotune memory=kept`
     return trainers.train("jax")
 
 

@@ -25,6 +25,8 @@ def find_device(asked: str) -> jax.Device:
         UserError: there is no such device.
     """
     require_kind("jax", asked)
+    # So the main thread takes a step's buffers on a CPU, which `--autotune memory=kept` needs.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
     join()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Parameters of glibc's mallopt and their values, from malloc.h and mallopt(3).
-ONE_HEAP = {"M_ARENA_MAX": (-8, 1)}
 KEPT = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1)}
 # Those that glibc comes to by itself in a process that frees large blocks.
 GIVEN_BACK = {"M_MMAP_MAX": (-4, 1 << 16), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
@@ -24,29 +23,21 @@ def resident_peak() -> int:
 
 
 class Heap:
-    """The heap of glibc, with the freed memory that this process keeps."""
+    """The main thread's heap of glibc, with the freed memory that this process keeps."""
 
     def __init__(self) -> None:
-        self.one = False  # whether all threads share it
         self.keeps = False  # what is freed
         self.needed = 0  # KiB resident after a step, with its buffers once
-
-    def share(self) -> bool:
-        """Gives all threads one heap, before any starts; returns False without glibc.
-
-        A heap of another thread's does not keep what is told here.
-        """
-        self.one = _tell(ONE_HEAP)
-        return self.one
 
     def keep_freed(self, on: bool) -> None:
         """Tells glibc to keep freed memory, or to give it back as by default.
 
         XLA on a CPU takes its buffers anew in each step. glibc gives large ones back to the system,
         which hands them out again page by page, each cleared: a third of a small model's step. For
-        a process that does nothing but train, and whose threads share a heap.
+        a process that does nothing but train, and whose main thread takes a step's buffers: the
+        heap of another thread does not keep what is told here.
         """
-        if self.one and on != self.keeps:
+        if on != self.keeps:
             self.keeps = _tell(KEPT if on else GIVEN_BACK) and on
             self.needed = 0
 
@@ -68,13 +59,12 @@ class Heap:
 
 
 _HEAP = Heap()  # a process has one
-share_heap = _HEAP.share
 keep_freed_memory = _HEAP.keep_freed
 give_back_surplus = _HEAP.give_back
 
 
 def can_keep_freed_memory() -> bool:
-    return _HEAP.one
+    return _libc("mallopt") is not None
 
 
 def _tell(settings: dict[str, tuple[int, int]]) -> bool:
