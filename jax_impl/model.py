@@ -210,8 +210,12 @@ class Attention(nnx.Module):
             self.k_norm = RMSNorm(config.d_head, config.norm_eps)
 
     def __call__(self, x_RD: Array, places: Places) -> Array:
+        return self.proj(self.mix_tokens(self.qkv(x_RD), places))
+
+    def mix_tokens(self, qkv_RD: Array, places: Places) -> Array:
+        """Attends between two linear layers: rows (R, D_qkv) -> (R, D_queries)."""
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = qkv_RD.reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = self.split_heads(y_BTHK, (heads, heads + groups))
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
@@ -220,8 +224,7 @@ class Attention(nnx.Module):
             tables = rotary.table(self.config.context, self.config.d_head, rope)
             cos, sin = (places.look_up(jnp.asarray(table, self.wide)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BTHK = self.attend(q, k, v, places)
-        return self.proj(y_BTHK.reshape(x_RD.shape[0], -1))
+        return self.attend(q, k, v, places).reshape(qkv_RD.shape[0], -1)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
         """Normalizes each head in the output dtype, and casts back."""

@@ -18,7 +18,7 @@ from .extra.device import configure, describe, find_device
 from .extra.mesh.mesh import make_mesh, own_rows, place_batch
 from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
 from .extra.rules import make_trainer
-from .extra.ways import find_ways
+from .extra.ways import find_ways, make_operation
 from .inspect.cost import step_bytes, step_flops
 from .inspect.gradients import loss_and_grads
 from .inspect.recomputed import recomputed
@@ -151,6 +151,12 @@ def end(status: int) -> None:
 def ways(config: Config) -> list[str]:
     """Lists the alternatives to JAX's own operations on this device, for `--autotune`."""
     return find_ways(config, find_capabilities(configure(config)))
+
+
+def operation(config: Config, name: str) -> Callable[[], object]:
+    """Builds the operation that ways of this name replace, for `--autotune`."""
+    device = configure(config)
+    return make_operation(config, device, find_capabilities(device), name)
 
 
 def has_accelerator(device: str) -> bool:

@@ -201,6 +201,11 @@ def ways(framework: str, config: Config) -> list[str]:
     return _module(framework).ways(config)
 
 
+def operation(framework: str, config: Config, name: str) -> Callable[[], object]:
+    """Builds the operation that ways of this name replace; a call runs it forward and backward."""
+    return _module(framework).operation(config, name)
+
+
 def end(framework: str, status: int) -> None:
     """Ends the processes of a run, if the framework was needed at all."""
     if module := sys.modules.get(MODULES[framework]):

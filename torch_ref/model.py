@@ -175,16 +175,19 @@ class Attention(nn.Module):
             self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
 
     def forward(self, x_RD: Tensor, places: Places) -> Tensor:
+        return self.proj(self.mix_tokens(self.qkv(x_RD), places))
+
+    def mix_tokens(self, qkv_RD: Tensor, places: Places) -> Tensor:
+        """Attends between two linear layers: rows (R, D_qkv) -> (R, D_queries)."""
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = self.qkv(x_RD).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = qkv_RD.reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
         q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
             cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BTHK = self.attend(q, k, v, places)
-        return self.proj(y_BTHK.reshape(x_RD.shape[0], -1))
+        return self.attend(q, k, v, places).reshape(qkv_RD.shape[0], -1)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
         """Normalizes each head in the output dtype, and casts back."""

@@ -1,9 +1,10 @@
 """Chooses the fastest ways by measurement: `--autotune auto`.
 
 A twin has several ways to compute the same: attention written out or by a kernel, one library or
-another. On a CPU one layer of the model takes steps in each of them, in turns. A way is taken where
-it is faster than the framework's own for certain, and by more than `MARGIN`. The answer is kept in
-the user's cache by CPU, versions, shape and policy, and stands in the run's config.json.
+another. On a CPU the operation that a way replaces runs forward and backward in each of them, in
+turns: attention between its linear layers, and one linear layer. A way is taken where it is faster
+than the framework's own for certain, and by more than `MARGIN`. The answer is kept in the user's
+cache by CPU, versions, shape and policy, and stands in the run's config.json.
 
 Where a way is faster by `MARGIN` in all but one of `ROUNDS` rounds, so is the low end of its 95 %
 interval. So it is out as soon as it was not in two, and most races end after two rounds.
@@ -23,22 +24,20 @@ from typing import Any
 from lockstep import __version__, provenance, twin
 from lockstep.config import Config, OptimConfig, PrecisionConfig
 from lockstep.config.autotune import AUTO, FLAG, NONE, parse
-from lockstep.data.batch import blank_window
 from lockstep.errors import UserError, require
 from lockstep.files import durable
 from lockstep.files.cache import cache_folder
-from lockstep.model.state import initial_state
 from lockstep.train.memory import keep_freed_memory
 
 MARGIN = 1.02  # of the framework's own speed
 ROUNDS, LOST = 9, 2  # rounds at most; in so many a way was not faster, and is out
-TOKENS, VOCAB = 2048, 256  # of a micro-batch that is measured, at most
-KEPT, BUFFER = "memory=kept", 72 * 2**20  # bytes: more than glibc keeps by itself, 64 MiB
+TOKENS = 2048  # of a micro-batch that is measured, at most
+KEPT, BUFFER = "memory=kept", 36 * 2**20  # bytes: more than glibc ever keeps by itself, 32 MiB
 # What libraries read, and choose their kernels and their threads by.
 READ = ("ATEN_", "DNNL_", "MKL_", "NPROC", "OMP_", "ONEDNN_", "XLA_")
 
 Turn = Callable[[], float]  # -> seconds
-Enter = Callable[[str, Config], Turn]
+Enter = Callable[[str, Config, str], Turn]  # framework, config, name of the ways
 Speeds = dict[str, dict[str, float]]  # by way; the framework's own is 1
 
 
@@ -65,7 +64,7 @@ def resolve(framework: str, config: Config, enter: Enter | None = None) -> Confi
         return config.replace(autotune=NONE)
     ways = twin.ways(framework, config)
     if asked == AUTO:
-        speeds = measure(framework, shrink(config), ways, enter or enter_twin) if ways else {}
+        speeds = measure(framework, shrink(config), ways, enter or enter_operation) if ways else {}
         return config.replace(autotune=choose(speeds))
     for name, way in parse(asked).items():
         each = f"{name}={way}"
@@ -74,15 +73,14 @@ def resolve(framework: str, config: Config, enter: Enter | None = None) -> Confi
 
 
 def shrink(config: Config) -> Config:
-    """Shrinks a config to one layer on few rows, to time ways for the whole model."""
+    """Leaves of a config what the speed of an operation depends on, and few rows."""
     model, rows = config.model.base, min(config.optim.batch_size, TOKENS // config.model.context)
     small: dict[str, Any] = {"model": "auto", "n_layer": 1, "dropout": 0.0, "padded_vocab": 0}
     precision = config.precision
     return Config(
-        model=replace(model, **small, vocab=min(model.vocab, VOCAB)),
+        model=replace(model, **small, vocab=256),
         precision=PrecisionConfig(policy=precision.policy, attention=precision.attention),
-        # The weights stay as they are: a loss that falls to nothing leaves subnormal numbers.
-        optim=OptimConfig(batch_size=max(1, rows), steps=10**4, warmup=0, lr=1e-30, min_lr=1e-30),
+        optim=OptimConfig(batch_size=max(1, rows)),
         run=replace(config.run, init=""),
     )
 
@@ -153,26 +151,29 @@ def _to_text(value: dict[str, Any]) -> str:
 
 
 def race_all(framework: str, config: Config, ways: list[str], enter: Enter) -> Speeds:
-    """Races the keeping of memory first, by itself: all others run in what is taken there.
+    """Races the ways of each name. Memory is the first: the others run in what is taken there.
 
-    One layer's buffers are smaller than those of the model, and glibc may keep them by itself.
+    An operation's buffers are smaller than the model's, and glibc may keep them by itself.
     """
     speeds, rest = Speeds(), [way for way in ways if way != KEPT]
     if KEPT in ways:
         speeds = race({NONE: take_pages(kept=False), KEPT: take_pages(kept=True)})
-    base = choose(speeds)
-    texts = {NONE: base} | {way: way if base == NONE else f"{way},{base}" for way in rest}
-    if rest:
-        speeds |= race({
-            way: enter(framework, config.replace(autotune=text)) for way, text in texts.items()
-        })  # fmt: skip
+        keep_freed_memory(choose(speeds) == KEPT)
+    entered: dict[str, dict[str, Turn]] = {}
+    for way in rest:
+        name = way.partition("=")[0]
+        turns = entered.setdefault(name, {})
+        for each in (way,) if turns else (NONE, way):
+            turns[each] = enter(framework, config.replace(autotune=each), name)
+    for turns in entered.values():
+        speeds |= race(turns)
     return speeds
 
 
 def take_pages(*, kept: bool) -> Turn:
     """Makes a turn that allocates a buffer, writes it and frees it.
 
-    The first time is not measured, because the turn before has left memory.
+    What is kept is taken the first time, which is not measured.
     """
 
     def take() -> float:
@@ -183,24 +184,21 @@ def take_pages(*, kept: bool) -> Turn:
 
     def turn() -> float:
         keep_freed_memory(kept)
-        return [take(), take()][-1]
+        return [take() for _ in range(1 + kept)][-1]
 
     return turn
 
 
-def enter_twin(framework: str, config: Config) -> Turn:
-    """Builds a twin whose turn is a step."""
-    runner = twin.load(framework, config)
-    runner.load(initial_state(config))
-    runner.prepare()
-    window = blank_window(config)
+def enter_operation(framework: str, config: Config, name: str) -> Turn:
+    """Makes a turn that runs the operation which ways of a name replace."""
+    run = twin.operation(framework, config, name)
 
-    def step() -> float:
+    def turn() -> float:
         began = time.perf_counter()
-        runner.step(runner.place(window))()
+        run()
         return time.perf_counter() - began
 
-    return step
+    return turn
 
 
 def race(turns: dict[str, Turn]) -> Speeds:
@@ -211,7 +209,7 @@ def race(turns: dict[str, Turn]) -> Speeds:
     """
     first, *others = turns
     for turn in turns.values():
-        turn()  # the first step compiles, and fills caches
+        turn()  # the first one waits for a compiler, and fills caches
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in others}
     for number in range(ROUNDS):
         running = [name for name in others if count_lost(pairs[name]) < LOST]

@@ -40,6 +40,8 @@ class Heap:
         if on != self.keeps:
             self.keeps = _tell(KEPT if on else GIVEN_BACK) and on
             self.needed = 0
+            if not on and (trim := _libc("malloc_trim")):
+                trim(0)
 
     def give_back(self, buffers: int) -> None:
         """Gives back all free memory if too much is kept; a step allocates `buffers` bytes.

@@ -100,7 +100,7 @@ import resource
 from lockstep.config import from_flags
 from lockstep.data.batch import blank_window
 from lockstep.parity.toy import start
-flags = {"model": "tiny", "policy": "fp32", "n_layer": 1, "autotune": "memory=kept"}
+flags = {"model": "tiny", "policy": "fp32", "autotune": "memory=kept"}
 config = from_flags(flags, accelerator=False)
 twin = start("jax", config)
 twin.prepare()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -12,13 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+import jax_impl.extra.attention
 import jax_impl.extra.cpu
 import jax_impl.extra.rules
 import jax_impl.extra.ways
 import jax_impl.functional
 import jax_impl.inspect.probe
+import jax_impl.twin
 import torch_ref.extra.ways
 import torch_ref.inspect.probe
+import torch_ref.twin
 from lockstep import provenance
 from lockstep.devices import Capabilities
 from parity_tests.pair import toy
@@ -133,3 +137,38 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     kept = [*WAYS[policy][0], "memory=kept"] if policy not in ("tf32", "fp8") else []
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
     assert finders[0](config, cpu) == kept
+
+
+@pytest.mark.parametrize(
+    ("twin", "policy", "way", "place"),
+    [
+        (jax_impl, "bf16", "attention=blocks", "extra.attention.attend_in_blocks"),
+        (jax_impl, "bf16", "matmul=ynnpack", "extra.cpu.linear"),
+        (torch_ref, "bf16", "attention=blocks", "extra.onednn.InBlocks.forward"),
+        pytest.param(torch_ref, "fp32", "matmul=onednn", "extra.onednn.linear", marks=needs_onednn),
+    ],
+)
+def test_a_race_runs_the_operation_that_a_way_replaces(
+    monkeypatch: pytest.MonkeyPatch, twin: Any, policy: str, way: str, place: str
+) -> None:
+    """Forward and backward, in the way that it was entered for and in no other."""
+    taken, owner = list[str](), attrgetter(place.rpartition(".")[0])(twin)
+    name, right = way.partition("=")[0], attrgetter(place)(twin)
+
+    def take(*given: Any, **how: Any) -> Any:
+        taken.append(way)
+        return right(*given, **how)
+
+    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
+    monkeypatch.setattr(owner, place.rpartition(".")[2], take)
+    cached = jax_impl.extra.rules.make_product  # with what it remembers from before
+    monkeypatch.setattr(jax_impl.extra.rules, "make_product", cached.__wrapped__)
+    config = toy(policy=policy, numerics="fast", context=128, d_model=32)
+    rows, d = config.optim.batch_size * 128, config.model.d_model
+    for asked in ("none", way):
+        grads = twin.twin.operation(config.replace(autotune=asked), name)()
+        assert taken == ([way] if asked == way else []), asked
+        up = (d, 4 * d) if twin is jax_impl else (4 * d, d)
+        of_linear = [(rows, d), up, *[(4 * d,)] * config.model.bias]
+        expected = [(rows, config.model.d_qkv)] if name == "attention" else of_linear
+        assert [tuple(each.shape) for each in grads] == expected

@@ -1,10 +1,19 @@
 """Finds the ways that stand beside PyTorch's own on a CPU: `--autotune` takes the fastest."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
 from lockstep.config import Config
 from lockstep.devices import Capabilities
 from lockstep.model.attention import wants_fused, written_out_blocks
 
+from ..model import Attention, Places
+from ..precision import autocast, dtype
 from . import onednn
+from .rules import Rules
 
 
 def find_ways(config: Config, device: Capabilities) -> list[str]:
@@ -21,3 +30,34 @@ def find_ways(config: Config, device: Capabilities) -> list[str]:
         f"matmul={onednn.LIBRARY}": single and plain and onednn.LINEAR is not None,
     }
     return [way for way, exists in found.items() if exists]
+
+
+def make_operation(
+    config: Config, device: torch.device, known: Capabilities, name: str
+) -> Callable[[], object]:
+    """Makes the operation that ways of this name replace, as a layer calls it.
+
+    A call runs it forward and backward.
+
+    Args:
+        name: attention, from the rows of queries, keys and values to rows; or matmul, the widest
+            linear layer.
+    """
+    parts = Rules(config, config.dtypes, known)
+    model, dtypes = config.model, config.dtypes
+    rows = config.optim.batch_size * model.context
+    if name == "attention":
+        layer = Attention(model, parts, "blocks.0.attn")
+        run: Any = partial(layer.mix_tokens, places=Places(model.context))
+        width, kind, weights = model.d_qkv, dtypes.compute, []
+    else:
+        run = parts.linear("blocks.0.mlp.up", model.d_model, model.d_mlp, bias=model.bias)
+        width, kind, weights = model.d_model, dtypes.output, list(run.parameters())
+    x_RD = torch.ones(rows, width, dtype=dtype(kind), device=device, requires_grad=True)
+
+    def differentiate() -> object:
+        with autocast(dtypes.policy, device):
+            y_RD = run(x_RD)
+        return torch.autograd.grad(y_RD, [x_RD, *weights], y_RD.detach())
+
+    return differentiate
