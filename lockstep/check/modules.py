@@ -316,7 +316,7 @@ class Pairing:
 
 def make_pairing(
     calls: dict[str, str], reference: Calls, port: Calls, *, guess: bool = False,
-    elsewhere: Collection[str] = (), permuted: Collection[str] = (),
+    elsewhere: Collection[str] = (), permuted: Collection[str] = (), turned: bool = False,
 ) -> Pairing:  # fmt: skip
     """By the values of a run: which input and output is which, and in what order its axes are.
 
@@ -328,6 +328,7 @@ def make_pairing(
     Args:
         elsewhere: the port's calls that begin elsewhere than the reference's: no input is paired.
         permuted: the port's modules that hold tensors whose columns stand in another order.
+        turned: an input's axes may be in an unusual order though its module's output is wrong.
     """
     slots: dict[str, dict[str, str]] = {}
     axes: dict[str, Axes] = {}
@@ -343,7 +344,7 @@ def make_pairing(
                 a, b = port.arrays[mine], reference.arrays[other]
                 axes[mine], gap = nearest(a, b, permuted=module_of(p) in permuted, image=image)
                 columns = axes[mine].columns and gap < ALIKE
-                if gap >= ALIKE or (kind == "in" and not right and not columns):
+                if gap >= ALIKE or (kind == "in" and not (right or turned or columns)):
                     wrong[mine] = axes_between(a.shape, b.shape)
                 right |= kind == "act" and gap < ALIKE
             found = pairs | found
