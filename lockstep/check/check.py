@@ -82,7 +82,8 @@ def run(
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
-    roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped)
+    roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped,
+                                     {entry.reference.name for entry in entries})  # fmt: skip
     roots = _unmatched(found, climbed[1]) + roots
     evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
     causes.explain(roots, evidence)
@@ -202,16 +203,20 @@ def propose(
 
 
 def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
-    """Drops buffers that are no running statistics: they need no partner, a port computes them.
+    """Drops buffers that are constants: they need no partner, a port computes them. Running
+    statistics, and what the reference's forward pass changes, are state.
 
     A port keeps its own, for a wrong one is a bug; but what is the reference's, rounded to float32.
     """
     parameters = set(port.facts["parameters"]), set(reference.about["parameters"])
     for only, known in zip((found.only_port, found.only_reference), parameters):
         only[:] = [name for name in only if name in known or STATISTICS.search(name)]
+    state = rungs.changed_state(reference.group("state"), reference.weights)
     for entry in list(found.entries):
         name = entry.port.name
         if name in parameters[0] or STATISTICS.search(name) or entry.given:
+            continue
+        if entry.reference.name in state:
             continue
         ours = entry.to_reference(entry.port.take(port.initial))
         if not norm_gap(ours, entry.reference.take(reference.weights)) <= ROUNDED:

@@ -49,7 +49,12 @@ class Root:
 
 
 def find_roots(
-    rungs: list[Stage], calls: Calls, ours: Calls, partnerless: list[str], tapped: set[str]
+    rungs: list[Stage],
+    calls: Calls,
+    ours: Calls,
+    partnerless: list[str],
+    tapped: set[str],
+    held: Collection[str] = (),
 ) -> tuple[list[Root], int]:
     """Finds the roots, first in the order of the program, and how many findings follow from them.
 
@@ -58,6 +63,7 @@ def find_roots(
         ours: the port's, of a free run.
         partnerless: the reference's calls without a partner.
         tapped: those of which the port shows what comes out alone.
+        held: the reference's tensors that have partners: the port has what holds them.
     """
     by_number = {rung.number: rung.spots for rung in rungs}
     whole = names.numbers_of_no_layer(calls.kinds)
@@ -68,7 +74,7 @@ def find_roots(
     own = _first_backward(own, calls)
     roots = _group(forward, "forward", calls, partnerless, tapped)
     for root in roots:
-        root.hints = _hints(root.spots[0], calls, ours, partnerless)
+        root.hints = _hints(root.spots[0], calls, ours, partnerless, held)
     roots += _group(own, "backward", calls, partnerless, tapped)
     # A norm that gradients are clipped by is that of all of them.
     updates = by_number.get("4i", []) or by_number.get("4", [])
@@ -288,13 +294,18 @@ def _everywhere(spots: list[Spot], calls: Calls) -> str:
     return "all layers" if len({call.partition("#")[0] for call in alike}) > 1 else "all calls"
 
 
-def _hints(spot: Spot, calls: Calls, ours: Calls, partnerless: list[str]) -> list[str]:
+def _hints(
+    spot: Spot, calls: Calls, ours: Calls, partnerless: list[str], held: Collection[str]
+) -> list[str]:
     """Tells the reference's modules that have no partner and are called where the port is wrong."""
     parent = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
-    inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)]
+    inside = [r for r in partnerless if calls.parents().get(r) == parent and _changes(r, calls)
+              and not any(name.startswith(f"{r.partition('#')[0]}.") for name in held)]  # fmt: skip
     if spot.rule == "input":
+        before = calls.before(set(calls.names) - set(partnerless)).get(spot.where, "")
+        start = calls.events.index(f"-{before}") if before else -1
         at = calls.events.index(f"+{spot.where}")
-        inside = [r for r in inside if calls.events.index(f"-{r}") < at]
+        inside = [r for r in inside if start < calls.events.index(f"-{r}") < at]
     whole = names.numbers_of_no_layer(calls.kinds)
     found: dict[str, str] = {}
     for r in inside:
