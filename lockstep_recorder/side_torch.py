@@ -210,7 +210,7 @@ class TorchSide(ProgramSide):
         looking = Changed(vars(self.user.module), calls=calls)
         with self._hooks(calls, {}), looking.running():
             self._loss(spec, batch)
-        return [(key, sorted(where)) for key, where in looking.found.items()]
+        return looking.list_found()
 
     def run(
         self, weights: Mapping[str, np.ndarray], spec: Any, batch: Arrays,

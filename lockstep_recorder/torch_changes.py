@@ -21,10 +21,13 @@ import torch.nn.functional as F
 from lockstep_recorder.calls import CallLog
 
 METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "softmax", "tril",
-           "triu", "masked_fill", "clamp", "exp", "neg", "__neg__")  # fmt: skip
+           "triu", "masked_fill", "clamp", "exp", "neg", "__neg__", "sin", "roll", "unbind",
+           "matmul", "__matmul__", "bmm", "dot", "mv", "norm", "__add__", "__sub__",
+           "__mul__")  # fmt: skip
 FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
              "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu", "clamp", "exp",
-             "neg", "no_grad")  # fmt: skip
+             "neg", "no_grad", "sin", "roll", "unbind", "matmul", "bmm", "einsum", "dot", "vdot",
+             "mv", "norm")  # fmt: skip
 # As they are before any is replaced.
 f = SimpleNamespace(**vars(F))
 t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
@@ -50,6 +53,7 @@ if hasattr(f, "rms_norm"):
 CONVOLUTIONS = [getattr(f, f"conv{word}{n}d") for n in (1, 2, 3) for word in ("", "_transpose")]
 LOSSES = (f.cross_entropy, f.nll_loss, f.mse_loss, f.l1_loss, f.kl_div, f.smooth_l1_loss,
           f.binary_cross_entropy, f.binary_cross_entropy_with_logits, f.ctc_loss)  # fmt: skip
+PARTS = 6  # of a split, of which any two are exchanged
 POOLS = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)
 LARGEST = (f.max_pool1d, f.max_pool2d, f.max_pool3d)
 
@@ -217,6 +221,10 @@ def _embedding(function: Any, args: Args, kwargs: Words) -> Made:
         written = f"row {given['padding_idx']} has no gradient (padding_idx)"
         yield Change("padding of an embedding", written, "each row has a gradient",
                      _with(function, given, padding_idx=None))  # fmt: skip
+    width = given["weight"].shape[-1]
+    for words, scale in ((f"sqrt({width})", width**0.5), (f"1/sqrt({width})", width**-0.5)):
+        yield Change("sum of operands", "an embedding as it is", f"an embedding times {words}",
+                     partial(_scaled, partial(function, *args, **kwargs), scale))  # fmt: skip
 
 
 def _pool(function: Any, args: Args, kwargs: Words) -> Made:
@@ -319,16 +327,91 @@ def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
                          _with(function, given, mode=mode, align_corners=corners))  # fmt: skip
 
 
-PARTS = "halves exchanged", "the parts in this order", "the parts exchanged"
-
-
 def _split(function: Any, args: Args, kwargs: Words) -> Made:
-    yield Change(*PARTS, lambda: tuple(reversed(function(*args, **kwargs))))
+    """Exchanges any two parts; all of them, where there are more."""
+    n = len(function(*args, **kwargs))
+    orders = {"the parts of a split exchanged": tuple(reversed(range(n)))}
+    for a, b in itertools.combinations(range(n if 2 < n <= PARTS else 0), 2):
+        swapped = tuple({a: b, b: a}.get(at, at) for at in range(n))
+        orders[f"parts {a} and {b} of a split into {n} exchanged"] = swapped
+    for words, order in orders.items():
+        made = partial(_take_in_order, partial(function, *args, **kwargs), order)
+        yield Change("halves exchanged", "the parts of a split in this order", words, made)
+
+
+def _take_in_order(made: Callable[[], Any], order: tuple[int, ...]) -> tuple[Any, ...]:
+    parts = made()
+    return tuple(parts[at] for at in order)
 
 
 def _join(function: Any, args: Args, kwargs: Words) -> Made:
     if isinstance(args[0], (list, tuple)):
-        yield Change(*PARTS, partial(function, list(reversed(args[0])), *args[1:], **kwargs))
+        yield Change("halves exchanged", "the parts joined in this order",
+                     "the parts joined in the other order",
+                     partial(function, list(reversed(args[0])), *args[1:], **kwargs))  # fmt: skip
+
+
+def _roll(function: Any, args: Args, kwargs: Words) -> Made:
+    shifts = _option(args, kwargs, 1, "shifts", 0)
+    other = tuple(-n for n in shifts) if isinstance(shifts, (tuple, list)) else -shifts
+    given = {k: x for k, x in kwargs.items() if k not in ("input", "shifts")}
+    x = args[0] if args else kwargs["input"]
+    yield Change("rearranged", "rolled this way", "rolled the other way",
+                 partial(function, x, other, *args[2:], **given))  # fmt: skip
+
+
+def _sine(function: Any, args: Args, kwargs: Words) -> Made:
+    yield Change("sign", "the sine as it is",
+                 "the sine with the other sign, as of a rotation the other way",
+                 lambda: -function(*args, **kwargs))  # fmt: skip
+
+
+def _product(function: Any, args: Args, kwargs: Words) -> Made:
+    """Scales a product of two tensors, neither of which is a parameter, such as scores."""
+    operands = args[-2:]
+    if any(x.ndim < 3 or isinstance(x, torch.nn.Parameter) for x in operands):
+        return
+    size = operands[0].shape[-1]
+    if function is t.einsum:
+        inputs, _, output = args[0].replace(" ", "").partition("->")
+        first, second = inputs.split(",")
+        summed = [n for n, name in zip(operands[0].shape, first) if name not in output]
+        if len(summed) != 1 or not set(first) & set(second) - set(output):
+            return
+        (size,) = summed
+    for words, scale in ((f"1/sqrt({size}), of the size that it sums over", size**-0.5),
+                         (f"sqrt({size}), of the size that it sums over", size**0.5),
+                         (f"1/{size}, of the size that it sums over", 1 / size)):  # fmt: skip
+        yield Change("attention scale", "a product of two tensors as it is",
+                     f"a product of two tensors times {words}",
+                     partial(_scaled, partial(function, *args, **kwargs), scale))  # fmt: skip
+
+
+def _scaled(made: Callable[[], Any], scale: float) -> Any:
+    return made() * scale
+
+
+def _stopped(function: Any, args: Args, kwargs: Words) -> Made:
+    yield Change("gradient not stopped", "the gradient is not stopped",
+                 f"the gradient is stopped behind {function.__name__}",
+                 lambda: function(*args, **kwargs).detach())  # fmt: skip
+
+
+def _stopped_before(function: Any, args: Args, kwargs: Words) -> Made:
+    name = function.__name__.strip("_")
+    for at, x in enumerate(args[:2]):
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            given = (*args[:at], tensor.detach(x), *args[at + 1 :])
+            yield Change("gradient not stopped", "the gradient is not stopped",
+                         f"the gradient is stopped before {name}, of operand {at + 1}",
+                         partial(function, *given, **kwargs))  # fmt: skip
+
+
+def _sixth(function: Any, args: Args, kwargs: Words) -> Made:
+    """Takes torch's hardsigmoid, whose gradient has a sixth of float32, apart."""
+    x = args[0] if args else kwargs["input"]
+    yield Change("made in float32", "torch's hardsigmoid, whose gradient is a sixth of float32",
+                 "a hardsigmoid whose gradient is 1/6", lambda: f.relu6(x + 3) / 6)  # fmt: skip
 
 
 def _glu(function: Any, args: Args, kwargs: Words) -> Made:
@@ -428,7 +511,12 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     (POOLS, _pool), ((f.pad,), _pad), ((f.pad,), _sides),
     ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__), _nothing),
     ((f.interpolate,), _interpolation),
-    ((t.chunk, tensor.chunk, t.split, tensor.split), _split), ((t.cat, t.concat), _join),
+    ((t.chunk, tensor.chunk, t.split, tensor.split, t.unbind, tensor.unbind), _split),
+    ((t.cat, t.concat), _join), ((t.roll, tensor.roll), _roll), ((t.sin, tensor.sin), _sine),
+    ((t.matmul, tensor.matmul, tensor.__matmul__, t.bmm, tensor.bmm, t.einsum), _product),
+    ((t.dot, t.vdot, t.mv, t.norm, tensor.dot, tensor.mv, tensor.norm, *REDUCTIONS), _stopped),
+    ((tensor.__add__, tensor.__sub__, tensor.__mul__, *LOSSES), _stopped_before),
+    ((f.hardsigmoid,), _sixth),
     ((f.glu,), _glu), ((f.pixel_shuffle,), _shuffle),
     ((t.softmax, f.softmax, tensor.softmax), _softmax),
     ((t.tril, t.triu, tensor.tril, tensor.triu), _diagonal),
@@ -455,6 +543,7 @@ def _with(function: Any, given: Words, **other: Any) -> Callable[[], Any]:
 
 
 Key = tuple[str, str, str]  # entry, written, changed
+LIBRARY = f"{torch.__name__}."  # whose functions are called for a program's
 
 
 class Changed:
@@ -466,11 +555,13 @@ class Changed:
         """
         Args:
             own: the program's global variables.
-            key: what is changed; nothing where there is none.
+            key: what is changed, and the place in the program, or "" for all; nothing where there
+                is none.
             calls: the modules' calls, which say where something could be changed.
         """
         self.own, self.key, self.calls = own, key, calls
-        self.found: dict[Key, set[str]] = {}  # and the modules' calls in which it stands
+        # By the place in the program: the modules' calls in which it stands.
+        self.found: dict[Key, dict[str, set[str]]] = {}
         self.inside = False
 
     def _replacement(self, function: Any) -> Any:
@@ -495,10 +586,18 @@ class Changed:
             for change in changes_of(function, args, kwargs):
                 if not self.key:
                     inner = self.calls.open[-1] if self.calls and self.calls.open else ""
-                    self.found.setdefault(change[:3], set()).add(inner)
-                elif change[:3] == self.key:
+                    places = self.found.setdefault(change[:3], {})
+                    places.setdefault(_place(), set()).add(inner)
+                elif change[:3] == self.key[:3] and self.key[3] in ("", _place()):
                     return change.call
         return None
+
+    def list_found(self) -> list[tuple[tuple[str, str, str, str], list[str]]]:
+        """Lists what can be changed: everywhere first, then in each place alone."""
+        everywhere = [((*key, ""), sorted(set().union(*places.values())))
+                      for key, places in self.found.items()]  # fmt: skip
+        return everywhere + [((*key, place), sorted(calls)) for key, places in self.found.items()
+                             for place, calls in places.items() if len(places) > 1]  # fmt: skip
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -509,6 +608,19 @@ class Changed:
 
 
 RECORDER = __name__.partition(".")[0]
+
+
+def _place() -> str:
+    """Names the line of the program that calls, and its column where Python knows it."""
+    frame: Any = sys._getframe(2)
+    while frame and f"{frame.f_globals.get('__name__', '')}.".startswith((RECORDER, LIBRARY)):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    positions = getattr(frame.f_code, "co_positions", lambda: ())()
+    column = next(itertools.islice(positions, frame.f_lasti // 2, None), (None,) * 4)[2]
+    place = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+    return place if column is None else f"{place}:{column + 1}"
 
 
 def _looked_up(own: dict[str, Any]) -> list[tuple[Any, str, Any]]:

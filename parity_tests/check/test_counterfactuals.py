@@ -56,6 +56,63 @@ def batch(step):
     return {"ids": draw.integers(0, 3, (3, 4)), "image": draw.normal(size=(3, 3, 20, 20)),
             "class": draw.integers(0, 5, 3)}
 """
+ATTENDING = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+        return (y * (1 + self.weight)).cos()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Parameter(torch.randn(11, 8)), Norm()
+        self.mod = nn.Linear(8, 24)
+        self.mix, self.out = nn.Conv1d(8, 8, 3, padding=1), nn.Linear(8, 8)
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.bias = nn.Parameter(torch.randn(6, 6))
+        self.gate, self.codes = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, ids):
+        x = self.norm(F.embedding(ids, self.table) * 8**0.5)
+        a, b, c = self.mod(x).chunk(3, -1)
+        x = self.mix(torch.roll(a * torch.sin(b) + c, 1, 1).mT)
+        x = torch.roll(x.mT, -1, 1)
+        scores = self.q(x) @ self.k(x).mT / 8**0.5 + self.bias
+        x = self.out(torch.softmax(scores, -1) @ x)
+        x = x * F.hardsigmoid(self.gate(x))
+        y = F.interpolate(x, scale_factor=2, mode="linear")
+        y = y + F.interpolate(y.flip(-1), scale_factor=1.0, mode="linear")
+        y = F.interpolate(y, 9, mode="linear", align_corners=True)
+        z = self.codes(F.interpolate(y, 8, mode="linear"))
+        return x, z
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    x, z = model(batch["ids"])
+    stopped = F.mse_loss(z, x.detach()) + 0.25 * F.mse_loss(z.detach(), x)
+    size = torch.dot(x.flatten(), x.flatten())
+    return stopped + (x**3).sum() / size.sqrt()
+
+
+def batch(step):
+    return {"ids": np.random.default_rng(step).integers(0, 11, (3, 6))}
+"""
 TURNED = """class Turned(nn.ConvTranspose2d):
     def forward(self, x):
         return F.conv_transpose2d(x, self.weight.flip((2, 3)), self.bias)
@@ -85,6 +142,7 @@ class Plant(NamedTuple):
     where: str  # a part of the first root's place
     cause: str
     changes: list[tuple[str, str]]
+    program: str = PROGRAM
 
 
 PLANTS = [
@@ -129,35 +187,64 @@ PLANTS = [
           [("amax(3).mean(2)", "amax(3).sum(2)")]),
     Plant("padding of an embedding", "embed.weight", "each row has a gradient, for row 0 has no",
           [(", padding_idx=0", "")]),
-    Plant("gradient not stopped", "what uses", "the gradient is stopped (no_grad)",
+    Plant("no gradient", "what uses", "the gradient is stopped (no_grad)",
           [("b = torch.sigmoid(b + self.shift)",
             "with torch.no_grad():\n            b = torch.sigmoid(b + self.shift)")]),
-    Plant("gradient not stopped", "what uses", "the gradient is stopped (detach)",
+    Plant("no gradient", "what uses", "the gradient is stopped (detach)",
           [("torch.sigmoid(b ", "torch.sigmoid(b.detach() ")]),
+    Plant("sum of operands", "norm", "an embedding as it is, for an embedding times sqrt(8)",
+          [(" * 8**0.5)", ")")], ATTENDING),
+    Plant("another norm", "norm", "times the gain, for times 1 + gain",
+          [("(1 + self.weight)", "self.weight")], ATTENDING),
+    Plant("halves exchanged", "between mod and mix", "parts 0 and 1 of a split into 3 exchanged",
+          [("a, b, c = ", "b, a, c = ")], ATTENDING),
+    Plant("sign", "between mod and mix", "the sine with the other sign",
+          [("torch.sin(b)", "torch.cos(b + torch.pi / 2)")], ATTENDING),
+    Plant("rearranged", "between mod and mix", "rolled this way, for rolled the other way, at po",
+          [("+ c, 1, 1)", "+ c, -1, 1)")], ATTENDING),
+    Plant("attention scale", "between k and out",
+          "as it is, for a product of two tensors times 1/sqrt(8)",
+          [(" / 8**0.5 + self.bias", " + self.bias")], ATTENDING),
+    Plant("interpolation", "between gate and codes", 
+          "align_corners=False, for align_corners=True, at port.py",
+          [('9, mode="linear", align_corners=True', '9, mode="linear"')], ATTENDING),
+    Plant("gradient not stopped", "",
+          "the gradient is not stopped, for the gradient is stopped (detach), at ref.py",
+          [("x.detach())", "x)")], ATTENDING),
+    Plant("no gradient", "", "the gradient is stopped behind dot, for the gradient is not stopped",
+          [("size.sqrt()", "size.item() ** 0.5")], ATTENDING),
 ]  # fmt: skip
 
 
+References = dict[str, tuple[Trace, Path]]
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
-    folder = tmp_path_factory.mktemp("otherwise")
-    return record(PROGRAM, folder), folder / "ref.py"
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    found = {}
+    for program in (PROGRAM, ATTENDING):
+        folder = tmp_path_factory.mktemp("otherwise")
+        found[program] = record(program, folder), folder / "ref.py"
+    return found
 
 
-def check(reference: tuple[Trace, Path], folder: Path, changes: list[tuple[str, str]]) -> Result:
-    text = PROGRAM
+def check(
+    references: References, folder: Path, changes: list[tuple[str, str]], program: str = PROGRAM
+) -> Result:
+    text = program
     for old, new in changes:
         assert old in text
         text = text.replace(old, new, 1)
     (folder / "port.py").write_text(text)
-    trace, program = reference
-    return check_inside(trace, folder / "port.py", again=lambda: Inside(program))
+    trace, file = references[program]
+    return check_inside(trace, folder / "port.py", again=lambda: Inside(file))
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.entry}, {plant.cause[:30]}")
 def test_a_cause_is_found_by_doing_it_otherwise(
-    plant: Plant, reference: tuple[Trace, Path], tmp_path: Path
+    plant: Plant, references: References, tmp_path: Path
 ) -> None:
-    result = check(reference, tmp_path, plant.changes)
+    result = check(references, tmp_path, plant.changes, plant.program)
     assert result.verdict == "different"
     first = result.roots[0]
     assert plant.where in first.where and plant.cause in first.cause, (first.name, first.cause)
@@ -165,25 +252,25 @@ def test_a_cause_is_found_by_doing_it_otherwise(
 
 
 def test_what_statistics_are_not_used_are_no_roots_of_their_own(
-    reference: tuple[Trace, Path], tmp_path: Path
+    references: References, tmp_path: Path
 ) -> None:
     """They were two more roots, whose remedy kept the bug."""
-    result = check(reference, tmp_path, [("BatchNorm2d(4)", "BatchNorm2d(4).eval()")])
+    result = check(references, tmp_path, [("BatchNorm2d(4)", "BatchNorm2d(4).eval()")])
     assert len(result.roots) == 1
 
 
 def test_no_cause_is_named_where_two_things_are_otherwise(
-    reference: tuple[Trace, Path], tmp_path: Path
+    references: References, tmp_path: Path
 ) -> None:
     """Each alone leaves the gap of the other; the place is named all the same."""
     both = [("F.gelu(x)", 'F.gelu(x, approximate="tanh")'), ("3, 2, 1)", "3, 2, 1) * 1.01")]
-    result = check(reference, tmp_path, both)
+    result = check(references, tmp_path, both)
     assert [(root.where, root.cause) for root in result.roots] == [("between bn and group", "")]
 
 
-def test_the_program_is_as_it_was_afterwards(reference: tuple[Trace, Path], tmp_path: Path) -> None:
+def test_the_program_is_as_it_was_afterwards(references: References, tmp_path: Path) -> None:
     """Functions are replaced for a while, and no longer."""
     own = [torch.nn.functional.gelu, torch.mean, torch.Tensor.detach]
-    check(reference, tmp_path, PLANTS[0].changes)
+    check(references, tmp_path, PLANTS[0].changes)
     assert own == [torch.nn.functional.gelu, torch.mean, torch.Tensor.detach]
-    assert check(reference, tmp_path, []).verdict == "equal"
+    assert check(references, tmp_path, []).verdict == "equal"

@@ -29,7 +29,6 @@ FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.co
            glue.reduction, attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
 # What float32 leaves of a value, after some operations.
 FLOAT32 = (1e-10, 1e-5)
-MEASURED = "the gap is of its rounding"
 
 
 def is_no_fault(root: Root, evidence: Evidence) -> bool:
@@ -38,7 +37,7 @@ def is_no_fault(root: Root, evidence: Evidence) -> bool:
     if root.entry == "dropout":
         return True
     if root.entry == "made in float32":
-        return MEASURED in root.cause
+        return counterfactual.MEASURED in root.cause
     lacking = optimizer.lacks_epsilon_alone(root)
     return lacking and evidence.port.facts["framework"] == "jax"
 
@@ -62,6 +61,9 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         found = _exchanged(root, evidence) or _made_in_float32(root, evidence)
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
+    for root in roots:
+        if root.cause and root.direction == "forward":
+            root.hints = []
     roots[:] = _merge_alike(roots)
 
 

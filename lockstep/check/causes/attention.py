@@ -1,7 +1,7 @@
 """Attention between query, key, value and the output: scale, mask, heads, exchanged operands."""
 
 from collections.abc import Callable, Iterator
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,17 @@ ORDERS = {"query, key, value": (0, 1, 2), "key, query, value": (1, 0, 2),
           "query, value, key": (0, 2, 1), "value, key, query": (2, 1, 0)}  # fmt: skip
 FUSED = ("query, key and value", "query, key and value in each head",
          "query, key and value in each element of a head")  # fmt: skip
+ANY = ("mask", "heads", "rotary", "fused")  # of these any option is usual
 SPLITS = ("heads, head size", "head size, heads")
-ROTARY = {"none": None, "halves": (1e4, False), "pairs": (1e4, True),
-          "halves, base 500000": (5e5, False), "pairs, base 500000": (5e5, True)}  # fmt: skip
+PARTS = {"all": 1, "the first half": 2, "the first quarter": 4, "the last half": 2}
+# What is turned with what, by which base, over which part of a head, in which operands and way.
+ROTARY: dict[str, list[Any]] = {
+    "rotary": ["none", "halves", "pairs"], "rotary base": [10000, 500000, 1000000, 100000, 1000],
+    "rotary part": list(PARTS),
+    "rotary of": ["query and key", "query alone", "key alone"],
+    "rotary way": ["forwards", "backwards"],
+}  # fmt: skip
+WORK = 2e9  # elements of scores that are made in search of either side's configuration
 
 
 def attention(scene: Scene) -> Cause | None:
@@ -36,20 +44,22 @@ def attention(scene: Scene) -> Cause | None:
             "fused": list(FUSED[: None if len(own) == 1 else 1]), "operands": list(ORDERS),
             "split": list(SPLITS), "scale": list(SCALES), "mask": list(masks),
             "softmax over": ["keys", "queries"], "merged": list(SPLITS), "heads": heads,
-            "groups": ["repeated", "tiled"], "rotary": list(ROTARY),
+            "groups": ["repeated", "tiled"], **ROTARY,
         }  # fmt: skip
+
+        scores, bound = len(rows) * own[0].shape[1] * own[-1].shape[1] * max(heads), scene.bound
 
         def value(config: Config, own=own, masks=masks) -> np.ndarray | None:  # type: ignore[no-untyped-def]
             q, k, v = _take_apart(own[0], config) if len(own) == 1 else own
             return _attend(q, k, v, config, masks)
 
-        def solve(target: np.ndarray, configs: Iterator[Config], rows=rows, value=value  # type: ignore[no-untyped-def]
-                  ) -> Config | None:  # fmt: skip
+        def solve(target: np.ndarray, configs: Iterator[Config], rows=rows, value=value,  # type: ignore[no-untyped-def]
+                  most=int(WORK / scores), bound=bound) -> Config | None:  # fmt: skip
             target = target.reshape(scene.rows(target))[rows]
-            for config in configs:
+            for config in islice(configs, most):
                 with np.errstate(all="ignore"):
                     made = value(config)
-                if made is not None and fits(scene.push(made), target):
+                if made is not None and fits(scene.push(made), target, bound):
                     return config
             return None
 
@@ -61,12 +71,14 @@ def attention(scene: Scene) -> Cause | None:
 
 
 def _usual(factors: dict[str, list[Any]]) -> Iterator[Config]:
-    """Any mask, number of heads and rotation; of all else one thing at most is unusual."""
-    for mask, heads, rotary in product(factors["mask"], factors["heads"], factors["rotary"]):
-        usual = {name: options[0] for name, options in factors.items()}
-        yield from _near({**usual, "mask": mask, "heads": heads, "rotary": rotary},
-                         {n: o for n, o in factors.items()
-                          if n not in ("mask", "heads", "rotary")}, 1)  # fmt: skip
+    """Any mask, heads, fusion and rotation; of all else one thing at most is unusual."""
+    usual = {name: options[0] for name, options in factors.items()}
+    for options in product(*(factors[name] for name in ANY)):
+        start = {**usual, **dict(zip(ANY, options))}
+        rotates = start["rotary"] != "none"
+        others = {name: o for name, o in factors.items()
+                  if name not in ANY and (rotates or name not in ROTARY)}  # fmt: skip
+        yield from _near(start, others, 1)
 
 
 def _near(start: Config, factors: dict[str, list[Any]], distance: int) -> Iterator[Config]:
@@ -84,7 +96,8 @@ def _cause(theirs: Config, ours: Config) -> Cause | None:
         return None
     said = "; ".join(f"{key}: {ours[key]}, for {theirs[key]}" for key in changed)
     remedy = "; ".join(f"{key}: {theirs[key]}" for key in changed)
-    return Cause(f"attention {changed[0]}", f"attention, {said}", remedy)
+    entry = "rotary" if changed[0] in ROTARY else changed[0]
+    return Cause(f"attention {entry}", f"attention, {said}", remedy)
 
 
 def _take_apart(fused: np.ndarray, config: Config) -> tuple[np.ndarray, ...]:
@@ -139,8 +152,12 @@ def _attend(
     if any(x.shape[-1] % size for x in (k, v)):
         return None
     split = [_split(x, x.shape[-1] // size, config["split"]) for x in (q, k, v)]
-    if (turn := ROTARY[config["rotary"]]) and size % 2 == 0:
-        split[:2] = [_rotate(x, *turn) for x in split[:2]]
+    if config["rotary"] != "none":
+        turned = size // PARTS[config["rotary part"]]
+        if not turned or turned % 2:
+            return None
+        for at in {"query alone": [0], "key alone": [1]}.get(config["rotary of"], [0, 1]):
+            split[at] = _rotate_part(split[at], turned, config)
     split = [_repeat(x, heads, config["groups"]) for x in split]
     a, b, c = (split[at] for at in ORDERS[config["operands"]])
     if a.shape[1] != q.shape[1] or b.shape[1] != c.shape[1]:
@@ -168,10 +185,19 @@ def _repeat(x: np.ndarray, heads: int, how: str) -> np.ndarray:
     return np.repeat(x, times, 2) if how == "repeated" else np.tile(x, (1, 1, times, 1))
 
 
-def _rotate(x: np.ndarray, base: float, pairs: bool) -> np.ndarray:
+def _rotate_part(x: np.ndarray, turned: int, config: Config) -> np.ndarray:
+    """(B, T, heads, size), some of the size turned."""
+    start = x.shape[-1] - turned if config["rotary part"] == "the last half" else 0
+    way = -1.0 if config["rotary way"] == "backwards" else 1.0
+    inside = x[..., start : start + turned]
+    made = _rotate(inside, way, config["rotary base"], config["rotary"] == "pairs")
+    return np.concatenate([x[..., :start], made, x[..., start + turned :]], -1)
+
+
+def _rotate(x: np.ndarray, way: float, base: float, pairs: bool) -> np.ndarray:
     """(B, T, heads, size), each half of the size turned with the other, or each pair."""
     half = x.shape[-1] // 2
-    angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+    angle = way * np.arange(x.shape[1])[:, None] * float(base) ** (-np.arange(half) / half)
     cos, sin = (f(angle)[None, :, None, :] for f in (np.cos, np.sin))
     a, b = (x[..., ::2], x[..., 1::2]) if pairs else (x[..., :half], x[..., half:])
     turned = a * cos - b * sin, b * cos + a * sin

@@ -4,13 +4,16 @@ Where the other side's values come out, to rounding, what was changed is the cau
 fed the reference's own values, so that a root is judged by itself.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-from lockstep.check.causes.evidence import FITS, Cause, Evidence
+from lockstep.check.causes.evidence import FITS, LEFT, Cause, Evidence
 from lockstep.check.causes.functions import LINES
 from lockstep.check.locate import Root
 from lockstep.check.modules import Calls, call_of, module_of
@@ -18,19 +21,25 @@ from lockstep.check.rungs import Pieces, Spot, by_piece
 from lockstep.check.tapes import Asked
 from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
+from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep_recorder.recording import prefixed
 from lockstep_recorder.wire import group
 
-OF_GRADIENTS = ("gradient not stopped", "padding of an embedding")
+OF_GRADIENTS = ("gradient not stopped", "padding of an embedding", "made in float32")
 FACTS = ("factor", "factor of a gradient", "factor of the loss", "left out")
 MOST = 5_000_000  # elements of the reference's tensors; more would take minutes
 ROUNDED, AS_FAR = 1e-4, 4  # a gap that may be of float32; of what moved constants move it by
 IN_FLAX = {"kernel of a convolution": " (transpose_kernel=True)",
            "statistics of a norm": " (use_running_average)"}  # fmt: skip
+MEASURED = "the gap is of its rounding"
+STOPPED = "the gradient is stopped"
+GAIN = re.compile(r"(^|\.)(weight|scale|gain|gamma|g|w)$")
 SPOTS = 8  # of a root, that must fit
 KINDS = ("input", "output", "loss", "state", "cotangent", "gradient")
-Key = tuple[str, str, str]  # entry of the catalogue, what a call did, what it does
+# Entry of the catalogue, what a call did, what it does, and where: "" is everywhere.
+Key = tuple[str, str, str, str]
+PLACES = 120  # runs with a change in one place alone
 
 
 def explain(roots: list[Root], evidence: Evidence) -> None:
@@ -41,8 +50,13 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         return
     if evidence.again:
         _explain_by_weights(ReferenceSide(evidence, evidence.again()), isolated)
-    for side in _sides_of(evidence):
-        _explain_by(side, isolated)
+    _explain_by_gains(PortSide(evidence, evidence.port.program), evidence.port.facts, isolated)
+    sides = list(_sides_of(evidence))
+    for side in sides:
+        side.start()
+    for supposed in (False, True):
+        for side in sides:
+            _explain_by(side, isolated, supposed)
 
 
 def _sides_of(evidence: Evidence) -> "Iterator[ChangedSide]":
@@ -72,7 +86,7 @@ def name_rounded_constants(roots: list[Root], evidence: Evidence) -> None:
         if all(spot.figure <= AS_FAR * most for spot, most in zip(root.spots, moved)):
             whose = " and ".join(side.name for side in sides)
             root.entry = "made in float32"
-            root.cause = f"a constant made in float32 ({whose}): the gap is of its rounding"
+            root.cause = f"a constant made in float32 ({whose}): {MEASURED}"
             root.remedy = "make it in float64, or in the dtype of what it meets"
 
 
@@ -98,14 +112,46 @@ def _explain_by_weights(side: "ReferenceSide", roots: list[Root]) -> None:
                 break
 
 
-def _explain_by(side: "ChangedSide", roots: list[Root]) -> None:
-    side.start()
-    for key, where in side.possible():
+def _explain_by_gains(side: "ChangedSide", facts: dict[str, Any], roots: list[Root]) -> None:
+    """Gains of norms: one side multiplies by 1 + gain, and the other by the gain."""
+    open_ones = [root for root in roots if is_open(root) and root.direction == "forward"]
+    weights = group(side.given(), "weights")
+    gains = [name for name in facts["parameters"] if weights[name].ndim == 1
+             and GAIN.search(name) and "norm" in kind_of(name, facts).lower()]  # fmt: skip
+    words = {1.0: ("the gain", "1 + gain"), -1.0: ("1 + gain", "the gain")}
+    for added, (ours, theirs) in words.items() if open_ones and gains else ():
+        seen = side.run(weights={name: weights[name] + added for name in gains})
+        if seen is None or side.spoils(seen, "forward"):
+            continue
+        for root in open_ones:
+            if side.explains(root, seen):
+                root.entry, root.cause = "another norm", f"times {ours}, for times {theirs}"
+                root.remedy = f"multiply by {theirs}"
+
+
+def kind_of(name: str, facts: dict[str, Any]) -> str:
+    """Returns the class of the module that holds a tensor."""
+    return str(facts["modules"].get(name.rpartition(".")[0], ""))
+
+
+def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
+    """
+    Args:
+        supposed: a stop of the gradient is put where the program has none; else what it does is
+            done otherwise.
+    """
+    left = PLACES
+    for key, where in side.possible:
+        if supposed != key[2].startswith(STOPPED):
+            continue
         open_ones = [root for root in roots if is_open(root)
                      and (root.direction == "backward") == (key[0] in OF_GRADIENTS)
                      and side.makes(root, where)]  # fmt: skip
-        seen = side.run(key) if open_ones else None
+        left -= bool(open_ones and key[3])
+        seen = side.run(key) if open_ones and left >= 0 else None
         if seen is None or not any(side.explains(root, seen) for root in open_ones):
+            continue
+        if side.spoils(seen, open_ones[0].direction):
             continue
         # Statistics that are not updated follow from those that are not used.
         for root in [r for r in roots if is_open(r) or r.entry == "running statistics"]:
@@ -113,6 +159,13 @@ def _explain_by(side: "ChangedSide", roots: list[Root]) -> None:
                 found, fact = side.cause(key), root.cause if root.entry in FACTS else ""
                 text = f"{found.text}: {fact}" if fact else found.text
                 root.entry, root.cause, root.remedy = found.entry, text, found.remedy
+
+
+def _gaps_of(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """By name: the relative gap; none where both are nothing but rounding beside the others."""
+    size = max((float(np.linalg.norm(x)) for both in pairs.values() for x in both), default=0.0)
+    return {name: norm_gap(a, b) if np.linalg.norm(a - b) > NORM.bound * size else 0.0
+            for name, (a, b) in pairs.items() if a.shape == b.shape}  # fmt: skip
 
 
 @dataclass
@@ -142,11 +195,14 @@ class ChangedSide:
         """Returns what the port does and what the reference does."""
         raise NotImplementedError
 
+    @cached_property
     def possible(self) -> list[tuple[Key, list[str]]]:
         """Asks what can be changed in this program, and in which calls, on the first batch."""
         spec = self.evidence.reference.about["batch"]
         found = self.program.ask("changes", self.plain(), batch=spec)[0]["found"]
-        return [(tuple(key), where) for key, where in found]
+        keys = [(tuple(key), where) for key, where in found]
+        # Of two paddings that give the same values, the one with a name.
+        return sorted(keys, key=lambda each: (bool(each[0][3]), "(SAME)" not in each[0][2]))
 
     def makes(self, root: Root, where: list[str]) -> bool:
         """Says if a root's place may follow from one of the calls, in this program, in which
@@ -188,13 +244,13 @@ class ChangedSide:
 
     def run(
         self, key: Key | tuple[()] = (), *, nudges: bool = False,
-        weights: dict[str, float] | None = None,
+        weights: dict[str, Any] | None = None,
     ) -> Arrays | None:  # fmt: skip
         """Returns all values of a run with this change; None where it raises.
 
         Args:
             nudges: constants made in float32 are moved as far as their rounding may have.
-            weights: one number for all of a tensor.
+            weights: other values of a tensor, or one number for all of it.
         """
         spec, given = self.evidence.reference.about["batch"], self.given()
         for name, value in (weights or {}).items():
@@ -211,10 +267,40 @@ class ChangedSide:
         spots = [spot for spot in root.spots if spot.rule in KINDS][:SPOTS]
         return bool(spots) and all(self._fits(spot, seen) for spot in spots)
 
+    def spoils(self, seen: Arrays, direction: str) -> bool:
+        """Says if a change makes something differ that agrees without it."""
+        trial, reference = self.evidence.trial, self.evidence.reference
+        assert trial.isolated
+        ours, theirs = trial.isolated.calls.arrays, self.evidence.calls.arrays
+        d = "d" * (direction == "backward")
+        before, after = self._gaps(ours, theirs, d), self._gaps(*self.both(seen, ours, theirs), d)
+        if d:
+            ours, theirs = trial.isolated.grads, reference.group("grad")
+            before |= self._gaps_of_gradients(ours, theirs)
+            after |= self._gaps_of_gradients(*self.both(group(seen, "grad"), ours, theirs))
+        return any(gap > FITS >= before[key] for key, gap in after.items() if key in before)
+
+    def _gaps(self, ours: Arrays, theirs: Arrays, d: str) -> dict[str, float]:
+        pairing = self.evidence.trial.pairing
+        pairs = {r: (pairing.value(d + p, ours), theirs.get(d + r))
+                 for slots in pairing.slots.values() for p, r in slots.items()}  # fmt: skip
+        return _gaps_of({r: (a, b) for r, (a, b) in pairs.items()
+                         if a is not None and b is not None})  # fmt: skip
+
+    def _gaps_of_gradients(self, ours: Arrays, theirs: Arrays) -> dict[str, float]:
+        pieces = by_piece(self.evidence.entries, ours, theirs)
+        return _gaps_of({name: (a, b) for name, a, b, _ in pieces})
+
+    def both(self, seen: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        """Puts a changed run in the place of this side's, of the port's and the reference's."""
+        raise NotImplementedError
+
     def _fits(self, spot: Spot, seen: Arrays) -> bool:
         target = self.target(spot)
+        bound = min(FITS, LEFT * spot.figure)
         return target is not None and any(
-            x.shape == target.shape and norm_gap(x, target) <= FITS for x in self.values(spot, seen)
+            x.shape == target.shape and norm_gap(x, target) <= bound
+            for x in self.values(spot, seen)
         )
 
     def moved(self, spot: Spot, seen: Arrays) -> float:
@@ -225,24 +311,32 @@ class ChangedSide:
         return min(gaps, default=0.0)
 
     def cause(self, key: Key) -> Cause:
-        entry, written, changed = key
+        entry, written, changed, place = key
+        at = f", at {place}" if place else ""
         ours, theirs = self.words(written, changed)
         lines = LINES[self.evidence.framework]
         if entry == "epsilon of a norm":
             eps = theirs.partition(", ")[2]
-            text = f"{ours}, for {eps}"
+            text = f"{ours}, for {eps}{at}"
             word = "eps" if self.evidence.framework == "torch" else "epsilon"
             return Cause(entry, text, f"{word}={eps.removeprefix('eps ')}")
         if entry == "activation":
-            return Cause(entry, f"{ours} for {theirs}", lines.get(theirs, f"compute {theirs}"))
+            return Cause(entry, f"{ours} for {theirs}{at}", lines.get(theirs, f"compute {theirs}"))
         flax = IN_FLAX.get(entry, "") if self.evidence.framework == "jax" else ""
-        return Cause(entry, f"{ours}, for {theirs}", f"here: {theirs}{flax}")
+        if entry == "gradient not stopped" and ours.startswith(STOPPED):
+            entry = "no gradient"
+        if entry == "made in float32":
+            return Cause(entry, f"{ours}, for {theirs}: {MEASURED}", "")
+        return Cause(entry, f"{ours}, for {theirs}{at}", f"here: {theirs}{flax}")
 
 
 class ReferenceSide(ChangedSide):
     """The reference, which is to give the port's values."""
 
     name = "the reference's"
+
+    def both(self, seen: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        return ours, seen
 
     def start(self) -> None:
         self.program.ask("widen", self.plain(), batch=self.evidence.reference.about["batch"])
@@ -300,6 +394,9 @@ class PortSide(ChangedSide):
     """The port, which is to give the reference's values."""
 
     name = "the port's"
+
+    def both(self, seen: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        return seen, theirs
 
     def given(self) -> Arrays:
         evidence = self.evidence

@@ -17,6 +17,7 @@ from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 
 FITS = 1e-10  # relative: a formula in numpy sums in another order than either framework
+LEFT = 0.01  # of a gap, at most, where it is explained: a small one fits what is not its cause
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Scene:
     def shape(self) -> tuple[int, ...]:
         """The shape of the value that is sought."""
         return self.before or self.theirs.shape
+
+    @property
+    def bound(self) -> float:
+        """The largest gap to a value that a formula gives."""
+        return min(FITS, LEFT * norm_gap(self.ours, self.theirs))
 
     def push(self, x: np.ndarray) -> np.ndarray:
         """Applies the last linear layer to a value that is sought."""
@@ -138,10 +144,10 @@ def _weights_of(call: str, evidence: Evidence) -> Arrays:
     return found
 
 
-def fits(value: np.ndarray | None, target: np.ndarray) -> bool:
+def fits(value: np.ndarray | None, target: np.ndarray, bound: float = FITS) -> bool:
     if value is None or value.size != target.size or not np.isfinite(value).all():
         return False
-    return norm_gap(value.reshape(target.shape), target) <= FITS
+    return norm_gap(value.reshape(target.shape), target) <= bound
 
 
 Formulas = Iterable[tuple[str, Callable[[], np.ndarray]]]
@@ -149,10 +155,11 @@ Formulas = Iterable[tuple[str, Callable[[], np.ndarray]]]
 
 def first_fit(formulas: Formulas, target: np.ndarray, scene: Scene) -> str:
     """Names the first formula that gives the target to rounding; "" where none does."""
+    bound = scene.bound
     for name, formula in formulas:
         # What has another shape than the formula expects is not what it describes.
         with np.errstate(all="ignore"), suppress(ValueError, IndexError):
-            if fits(scene.push(formula()), target):
+            if fits(scene.push(formula()), target, bound):
                 return name
     return ""
 

@@ -187,12 +187,12 @@ def _reduced(x: np.ndarray, batch: Arrays) -> Formulas:
 def rearranged(scene: Scene) -> Cause | None:
     """Finds the same numbers elsewhere: shifted, axes exchanged, regrouped in another order."""
     for name, made in _arrangements(scene.theirs):
-        if fits(made, scene.ours) and not np.array_equal(made, scene.theirs):
+        if fits(made, scene.ours, scene.bound) and not np.array_equal(made, scene.theirs):
             return Cause(
                 "rearranged", f"the right values, {name}", "check reshape, transpose and index here"
             )
     for name, operand in reversed(scene.operands.items()):
-        if fits(operand, scene.ours):
+        if fits(operand, scene.ours, scene.bound):
             return Cause(
                 "left out", f"the value of {_last(name)}, unchanged", "something is left out here"
             )

@@ -1,0 +1,188 @@
+"""Ports in which a cause was named that is none, or a root stood that follows from another."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.check.check import Result
+from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.test_comparisons import record
+
+HEAD = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+"""
+TAIL = """
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"x": draw.normal(size=SIZE), "y": draw.normal(size=SIZE)}
+"""
+# Tokens stand behind their channels, and there are as many of each.
+CHANNELS_FIRST = """
+SIZE = (2, 8, 8)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.qkv = nn.Conv1d(8, 8, 1), nn.GroupNorm(2, 8), nn.Conv1d(8, 8, 1)
+        self.gate, self.proj = nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 1)
+
+    def forward(self, x):
+        y = self.qkv(self.norm(self.first(x)))
+        return x + self.proj(torch.tanh(self.gate(F.gelu(y))))
+"""
+CHANNELS_LAST = (
+    CHANNELS_FIRST.replace(
+        "nn.GroupNorm(2, 8), nn.Conv1d(8, 8, 1)", "nn.GroupNorm(2, 8), nn.Linear(8, 8)"
+    )
+    .replace("nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 1)", "nn.Linear(8, 8), nn.Linear(8, 8)")
+    .replace("self.norm(self.first(x))", "self.norm(self.first(x)).mT")
+    .replace("F.gelu(y))))", "F.gelu(y)))).mT")
+)
+SPECTRAL = """
+SIZE = (4, 6)
+
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+        self.register_buffer("direction", F.normalize(torch.randn(6), dim=0))
+
+    def forward(self, x):
+        with torch.no_grad():
+            v = F.normalize(self.weight.T @ self.direction, dim=0)
+            self.direction.copy_(F.normalize(self.weight @ v, dim=0))
+        u = self.direction.clone()
+        return x @ (self.weight / (u @ (self.weight @ v))).T
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.out = Spectral(), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.out(self.lin(x))
+"""
+SMALL = """
+SIZE = (4, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(6, 6)) for _ in range(2))
+
+    def forward(self, x):
+        y = F.linear(F.layer_norm(x, (6,), eps=1e-6), self.up)
+        return 3 * x + 1e-7 * F.linear(F.gelu(y), self.down)
+"""
+HARD = """
+SIZE = (4, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.out(x * F.hardsigmoid(self.gate(x)))
+"""
+SKIPS = """
+SIZE = (4, 6)
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) + 0.3
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.early, self.late = Plain(), Plain()
+        self.lin, self.mid, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.mid(self.lin(self.early(x)))
+        return self.out(3 * self.late(y) * y.exp().sin())
+"""
+PLAIN = (SKIPS.replace("self.early(x)", "torch.tanh(x) + 0.3")
+         .replace("self.late(y)", "(torch.tanh(y) + 0.3)")
+         .replace("self.early, self.late = Plain(), Plain()", "")
+         )  # fmt: skip
+
+
+def check(folder: Path, reference: str, port: str, *changes: tuple[str, str]) -> Result:
+    for old, new in changes:
+        assert old in port
+        port = port.replace(old, new)
+    trace = record(HEAD + reference + TAIL, folder)
+    (folder / "port.py").write_text(HEAD + port + TAIL)
+    return check_inside(trace, folder / "port.py", again=lambda: Inside(folder / "ref.py"))
+
+
+def test_a_difference_before_leaves_the_order_of_axes_behind_it_known(tmp_path: Path) -> None:
+    """Channels and tokens are as many: what stood behind was turned, and so were five roots."""
+    assert check(tmp_path, CHANNELS_FIRST, CHANNELS_LAST).verdict == "equal"
+    groups = ("nn.GroupNorm(2, 8)", "nn.GroupNorm(2, 8, eps=1e-3)")
+    result = check(tmp_path, CHANNELS_FIRST, CHANNELS_LAST, groups)
+    assert [root.entry for root in result.roots] == ["epsilon of a norm"]
+
+
+def test_axes_that_the_port_exchanges_are_a_cause_as_before(tmp_path: Path) -> None:
+    turned = ("self.norm(self.first(x))", "self.norm(self.first(x)).mT")
+    result = check(tmp_path, CHANNELS_FIRST, CHANNELS_FIRST, turned)
+    found = [(root.where, root.entry) for root in result.roots]
+    assert found == [("between norm and qkv", "rearranged")]
+
+
+def test_what_a_forward_pass_changes_is_state_and_shared(tmp_path: Path) -> None:
+    """The port drew other vectors: its output was a factor away."""
+    own = ("self.lin, self.out = ", "torch.randn(7)\n        self.lin, self.out = ")
+    assert check(tmp_path, SPECTRAL, SPECTRAL, own).verdict == "equal"
+    kept = ("self.direction.copy_(F", "self.direction.sub_(F")
+    result = check(tmp_path, SPECTRAL, SPECTRAL, own, kept)
+    assert result.verdict == "different"
+
+
+def test_a_gap_below_what_fits_is_explained_by_its_cause_alone(tmp_path: Path) -> None:
+    """Any change left a gap of 1e-11, which fitted."""
+    tanh = "F.gelu(y)", "F.gelu(y, approximate='tanh')"
+    (root,) = check(tmp_path, SMALL, SMALL, tanh).roots
+    assert (root.entry, root.cause[:12]) == ("activation", "GELU (tanh) "), root.cause
+    (root,) = check(tmp_path, SMALL, SMALL, tanh, ("F.gelu(y", "F.gelu(1.001 * y")).roots
+    assert not root.cause
+
+
+@pytest.mark.parametrize("factor", [1, 1.0001])
+def test_a_sixth_of_float32_in_a_library_is_no_fault(factor: float, tmp_path: Path) -> None:
+    own = ("F.hardsigmoid(self.gate(x))", f"F.relu6(self.gate(x) * {factor} + 3) / 6")
+    result = check(tmp_path, HARD, HARD, own)
+    assert result.verdict == ("equal" if factor == 1 else "different")
+    assert [root.entry for root in result.beside] == ["made in float32"] * (factor == 1)
+
+
+def test_a_module_is_a_hint_inside_the_place_alone(tmp_path: Path) -> None:
+    """Where the cause is known, none is; a module with a partner for its tensors is none either."""
+    (root,) = check(tmp_path, SKIPS, PLAIN, ("y.exp().sin()", "y.exp().cos()")).roots
+    assert root.hints == ["the reference's late (Plain) has no partner"]
+    result = check(tmp_path, SKIPS, PLAIN, ("y.exp().sin()", "y.sin()"))
+    (root,) = result.roots
+    assert root.entry == "left out" and not root.hints, (root.cause, root.hints)
