@@ -3,7 +3,7 @@ for programs whose data is too large to be followed."""
 
 import re
 from collections import Counter
-from itertools import permutations
+from itertools import permutations, takewhile
 from math import prod
 
 from lockstep.check import names
@@ -13,15 +13,12 @@ from lockstep.check.tensors import Tensors
 
 
 def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """Pairs a tensor with a leading axis of layers with one tensor a layer, either way round."""
+    """Pairs a tensor with a leading axis of layers, or of experts in each layer, with one tensor
+    for each, either way round."""
     for ours, theirs, port_stacks in ((port, reference, True), (reference, port, False)):
         stacked = mapping.only_port if port_stacks else mapping.only_reference
         singles = mapping.only_reference if port_stacks else mapping.only_port
-        groups: dict[str, list[str]] = {}
-        for name in singles:
-            if theirs.indexes[name]:
-                key = f"{names.across_layers(names.owner(name))}.{names.segments(name)[-1]}"
-                groups.setdefault(key, []).append(name)
+        groups = _groups(singles, theirs)
         scored = []
         for s in stacked:
             shape = ours.shapes[s]
@@ -29,22 +26,50 @@ def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 single, alone = theirs.shapes[members[0]], {theirs.shapes[m] for m in members}
                 fits = len(shape) > 1 and fitting_permutations(single, shape[1:])
                 kinds = (members[0] in theirs.parameters) is (s in ours.parameters)
-                if shape[:1] == (len(members),) and alone == {single} and fits and kinds:
-                    common = names.words(members[0]) & names.words(s)
-                    scored.append((-len(common), s, key))
+                layers = _shared_index([theirs.indexes[m] for m in members]), ours.indexes[s]
+                inside = layers[0] == layers[1] or () in layers
+                if shape[:1] == (len(members),) and alone == {single} and fits and kinds and inside:
+                    words = names.words(theirs.spelt[members[0]]), names.words(ours.spelt[s])
+                    common = len(words[0] & words[1])
+                    share = names.share_of_words(theirs.spelt[members[0]], ours.spelt[s])
+                    scored.append((layers[0] != layers[1], -common, -share, s, key))
         done: set[str] = set()
-        for _, s, key in sorted(scored):
-            if not done & {s, key}:
-                members = sorted(groups[key], key=lambda m: theirs.indexes[m])
-                entries = []
-                for k, member in enumerate(members):
-                    pieces = [Piece(member), Piece(s).cut(Cut(0, k, k + 1, True))]
-                    r, p = pieces if port_stacks else reversed(pieces)
-                    entries.append(make_entry(reference, r, port, p))
-                if all(entry.choices for entry in entries):
-                    done |= {s, key}
-                    mapping.entries += entries
+        for *_, s, key in sorted(scored):
+            members = sorted(groups[key], key=lambda m: theirs.indexes[m])
+            if done & {s, *members}:
+                continue
+            entries = []
+            for k, member in enumerate(members):
+                pieces = [Piece(member), Piece(s).cut(Cut(0, k, k + 1, True))]
+                r, p = pieces if port_stacks else reversed(pieces)
+                entries.append(make_entry(reference, r, port, p))
+            if all(entry.choices for entry in entries):
+                done |= {s, *members}
+                mapping.entries += entries
         drop_used(mapping)
+
+
+def _groups(singles: list[str], side: Tensors) -> dict[str, list[str]]:
+    """Groups tensors that a stack may hold: of all layers, and of those inside one."""
+    groups: dict[str, list[str]] = {}
+    for name in singles:
+        if not side.indexes[name]:
+            continue
+        owner, leaf = names.owner(name), names.segments(name)[-1]
+        keys = {names.across_layers(owner)}
+        path = owner.split(".")
+        for at, segment in enumerate(path[:-1]):
+            if number := names.numbered(segment):
+                keys.add(".".join([*path[:at], f"{number[0]}*", *path[at + 1 :]]))
+        for key in keys:
+            groups.setdefault(f"{key}.{leaf}", []).append(name)
+    return groups
+
+
+def _shared_index(indexes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the first numbers, which the members of a stack have in common."""
+    shared = takewhile(lambda group: len({*group}) == 1, zip(*indexes))
+    return tuple(group[0] for group in shared)
 
 
 def match_fused(
@@ -174,7 +199,7 @@ def _together(pool: list[str], n: int, side: Tensors) -> list[tuple[str, ...]]:
     order = {name: at for at, name in enumerate(side.order)}
 
     def place(name: str) -> tuple[int, int]:
-        own = names.words(".".join(names.segments(name)[-2:]))
+        own = names.words(".".join(names.segments(side.spelt[name])[-2:]))
         return min([rank[w] for w in own if w in rank], default=9), order.get(name, 0)
 
     groups = []

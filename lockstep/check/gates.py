@@ -14,6 +14,7 @@ from lockstep.check.tensors import Tensors
 ORDERS = ("ifgo", "rzn")  # of the gates of torch's LSTM and GRU
 GATE = re.compile(r"([ih])([ifgorzn])_?$")
 Cell = dict[tuple[str, bool], dict[str, str]]  # (input or hidden, bias) -> gate -> tensor
+Whole = dict[tuple[str, bool], str]  # (input or hidden, bias) -> tensor
 
 
 def match_gates(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
@@ -22,47 +23,66 @@ def match_gates(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         fusing, splitting = (port, reference) if port_fuses else (reference, port)
         only = (mapping.only_port, mapping.only_reference)
         fused, split = only if port_fuses else reversed(only)
-        cells = list(_cells(split))
-        for wholes in _fused_cells(fused):
-            for cell in cells:
-                order = next((o for o in ORDERS if set(o) == set(cell["h", False])), "")
-                if not order or not _fits(wholes, cell, order, fusing, splitting):
-                    continue
-                for key, whole in wholes.items():
-                    length = fusing.shapes[whole][0] // len(order)
-                    for at, gate in enumerate(
-                        order if set(cell.get(key, ())) == set(order) else ""
-                    ):
-                        part = Piece(whole).cut(Cut(0, at * length, (at + 1) * length))
-                        pieces = Piece(cell[key][gate]), part
-                        r, p = pieces if port_fuses else reversed(pieces)
-                        mapping.entries.append(make_entry(reference, r, port, p))
-                cells.remove(cell)
-                break
+        wholes, cells = list(_fused_cells(fused)), [c for c in _cells(split) if c["h", False]]
+        for whole, cell, order in _likeliest(wholes, cells, fusing, splitting):
+            for key, name in whole.items():
+                length = fusing.shapes[name][0] // len(order)
+                for at, gate in enumerate(order if set(cell.get(key, ())) == set(order) else ""):
+                    part = Piece(name).cut(Cut(0, at * length, (at + 1) * length))
+                    pieces = Piece(cell[key][gate]), part
+                    r, p = pieces if port_fuses else reversed(pieces)
+                    mapping.entries.append(make_entry(reference, r, port, p))
         drop_used(mapping)
 
 
-def _fits(
-    wholes: dict[tuple[str, bool], str], cell: Cell, order: str, fusing: Tensors, splitting: Tensors
-) -> bool:
+def _likeliest(
+    wholes: list[Whole], cells: list[Cell], fusing: Tensors, splitting: Tensors
+) -> Iterator[tuple[Whole, Cell, str]]:
+    """Yields partners of one size: of one direction, then of names alike, then in the order of
+    layers and of calls."""
+    order = {name: at for at, name in enumerate(splitting.order)}
+    cells = sorted(cells, key=lambda cell: (splitting.indexes[_one(cell)], order[_one(cell)]))
+    scored = []
+    for a, whole in enumerate(wholes):
+        for b, cell in enumerate(cells):
+            gates = next((o for o in ORDERS if set(o) == set(cell["h", False])), "")
+            if gates and _fits(whole, cell, gates, fusing, splitting):
+                one, other = fusing.spelt[whole["h", False]], splitting.spelt[_one(cell)]
+                across = ("reverse" in names.words(one)) != ("reverse" in names.words(other))
+                alike = names.share_of_words(one, names.outer(other))
+                scored.append((across, -alike, a, b, gates))
+    done: set[tuple[str, int]] = set()
+    for _, _, a, b, gates in sorted(scored):
+        if not done & {("whole", a), ("cell", b)}:
+            done |= {("whole", a), ("cell", b)}
+            yield wholes[a], cells[b], gates
+
+
+def _one(cell: Cell) -> str:
+    """Names one of a cell's tensors."""
+    return next(iter(cell["h", False].values()))
+
+
+def _fits(whole: Whole, cell: Cell, order: str, fusing: Tensors, splitting: Tensors) -> bool:
     """Says if the kernels of both have the same sizes."""
     for key in (("i", False), ("h", False)):
         parts = [splitting.shapes[name] for name in cell.get(key, {}).values()]
-        if key not in wholes or len(parts) != len(order) or len(set(parts)) != 1:
+        if key not in whole or len(parts) != len(order) or len(set(parts)) != 1:
             return False
-        rows, width = fusing.shapes[wholes[key]]
+        rows, width = fusing.shapes[whole[key]]
         if sorted(parts[0]) != sorted((rows // len(order), width)):
             return False
     return True
 
 
-def _fused_cells(tensors: list[str]) -> Iterator[dict[tuple[str, bool], str]]:
-    """Yields each cell's tensors: (input or hidden, bias) -> name."""
-    cells: dict[tuple[str, str | None], dict[tuple[str, bool], str]] = {}
+def _fused_cells(tensors: list[str]) -> Iterator[Whole]:
+    """Yields the tensors of each of torch's cells."""
+    cells: dict[tuple[str, ...], Whole] = {}
     for name in tensors:
         module, _, leaf = name.rpartition(".")
         if found := names.CELL.match(leaf):
-            cells.setdefault((module, found[4]), {})[found[3], found[1] == "bias"] = name
+            key = module, found["layer"] or "", found["reverse"] or ""
+            cells.setdefault(key, {})[found["gate"][0], found[1] == "bias"] = name
     yield from cells.values()
 
 

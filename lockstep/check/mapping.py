@@ -1,15 +1,17 @@
 """Which tensor of the port is which of the reference: proposed by index, kind, shape and names."""
 
+from collections import Counter
 from collections.abc import Mapping as AnyMapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.entries import Mapping, drop_used, keep, make_entry
+from lockstep.check.entries import Mapping, drop_used, keep, likely_axes, make_entry
 from lockstep.check.fused import match_fused, match_stacked
 from lockstep.check.gates import match_gates
 from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
+from lockstep.check.siblings import mark_copies
 from lockstep.check.tensors import Tensors
 from lockstep.errors import UserError, require
 
@@ -109,8 +111,12 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Greedy by the likeness of names; what names leave open, the order of calls decides."""
     ours, theirs = names.align_indexes(port.indexes, reference.indexes)
-    places = [_places(side, indexes) for side, indexes in ((reference, theirs), (port, ours))]
+    places = [
+        (_places(side, indexes), _places(side, dict.fromkeys(indexes, ())))
+        for side, indexes in ((reference, theirs), (port, ours))
+    ]
     proven = _owners_paired(mapping)  # such as those of running statistics
+    copies = Copies(reference, port, mapping.entries)
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
     for rank in (KERNEL, GAIN, BIAS):
         scored = []
@@ -118,32 +124,32 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             for r in mapping.only_reference:
                 if _rank(p, port) != rank or not _may_pair(reference, r, port, p):
                     continue
-                owner = proven.get(names.owner(p))
-                if owner is not None and owner != names.owner(r):
+                owner = proven.get(port.owner(p))
+                if owner is not None and owner != reference.owner(r):
                     continue
                 if not owner and ours[p] and theirs[r] and ours[p] != theirs[r]:
                     continue
                 shapes = reference.shapes[r], port.shapes[p]
                 if not fitting_permutations(*shapes):
                     continue
-                near = -float(abs(places[0][r] - places[1][p]))
-                owned = _of_one_owner(owners, r, p)
+                at = not (ours[p] and theirs[r])  # one side does not number its layers
+                far = abs(places[0][at][r] - places[1][at][p])
+                owned = _of_one_owner(owners, reference.owner(r), port.owner(p))
                 score = likeness(reference, r, port, p) + owned
                 # A table of (8, 2) fits a gain of 16 elements, if nothing else.
-                flat = [len(shape) > 1 for shape in shapes]
-                first = flat[0] == flat[1], ours[p] == theirs[r]
-                scored.append((first, round(score, 6), near, p, r))
-        scored.sort(
-            key=lambda each: (not each[0][0], not each[0][1], -each[1], -each[2], *each[3:])
-        )
-        _take_best(mapping, scored, reference, port, owners)
+                first = _has_axes(r, reference) != _has_axes(p, port), ours[p] != theirs[r]
+                last = _is_unusual(reference, r, port, p), far
+                scored.append((first, -round(score, 6), last, p, r))
+        _take_best(mapping, sorted(scored), reference, port, owners, copies)
 
 
 def _owners_paired(mapping: Mapping) -> dict[str, str]:
     """Maps a module of the port to that of the reference which has all of its partners so far."""
     found: dict[str, set[str]] = {}
+    reference, port = mapping.sides
     for entry in mapping.entries:
-        found.setdefault(names.owner(entry.port.name), set()).add(names.owner(entry.reference.name))
+        theirs = reference.owner(entry.reference.name)
+        found.setdefault(port.owner(entry.port.name), set()).add(theirs)
     single = ((ours, next(iter(theirs))) for ours, theirs in found.items() if len(theirs) == 1)
     return {ours: theirs for ours, theirs in single if ours}  # "" where there are no modules
 
@@ -154,7 +160,7 @@ def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
     seen: dict[tuple[tuple[int, ...], int], list[str]] = {}
     for name in side.order:
         owners = seen.setdefault((indexes[name], prod(side.shapes[name])), [])
-        owner = name.rpartition(".")[0]
+        owner = side.spelt[name].rpartition(".")[0]
         owners += [owner] * (owner not in owners)
         found[name] = owners.index(owner)
     return found
@@ -162,48 +168,94 @@ def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
 
 def _rank(name: str, side: Tensors) -> int:
     """Kernels first, then gains, then biases: the later follow the modules of the earlier."""
-    return BIAS if names.is_bias(name) else KERNEL if len(side.shapes[name]) > 1 else GAIN
+    return BIAS if names.is_bias(side.spelt[name]) else KERNEL if _has_axes(name, side) else GAIN
 
 
-Score = tuple[tuple[bool, bool], float, float, str, str]
+def _has_axes(name: str, side: Tensors) -> bool:
+    """Says if a tensor is more than a vector; a weight's length, of (8, 1, 1), is none."""
+    return len(side.shapes[name]) > 1 and names.segments(side.spelt[name])[-1] != "g"
+
+
+def _is_unusual(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
+    """Says if a kernel's axes cannot stand as its framework has them."""
+    theirs, ours = reference.shapes[r], port.shapes[p]
+    usual = likely_axes(reference, r, port, p)
+    return len(theirs) == len(ours) and ours != tuple(theirs[axis] for axis in usual)
+
+
+Score = tuple[tuple[bool, bool], float, tuple[bool, int], str, str]  # the least is the best
 
 
 def _take_best(
-    mapping: Mapping, scored: list[Score], reference: Tensors, port: Tensors, owners: dict[str, str]
-) -> None:
+    mapping: Mapping, scored: list[Score], reference: Tensors, port: Tensors,
+    owners: dict[str, str], copies: "Copies",
+) -> None:  # fmt: skip
+    """Takes the best pairs; last those that speak against the partners of other copies."""
     free_port, free_reference = set(mapping.only_port), set(mapping.only_reference)
-    for *_, p, r in scored:
-        if p not in free_port or r not in free_reference:
-            continue
-        entry = make_entry(reference, Piece(r), port, Piece(p))
-        mapping.entries.append(entry)
-        owners[names.owner(p)] = names.owner(r)
-        free_port.remove(p)
-        free_reference.remove(r)
+    for is_last in (False, True):
+        for *_, p, r in scored:
+            taken = p not in free_port or r not in free_reference
+            if taken or not (is_last or copies.allow(r, p)):
+                continue
+            mapping.entries.append(make_entry(reference, Piece(r), port, Piece(p)))
+            copies.add(r, p)
+            owners[port.owner(p)] = reference.owner(r)
+            free_port.remove(p)
+            free_reference.remove(r)
     keep(mapping, free_reference, free_port)
 
 
+class Copies:
+    """Modules of one structure, as often on both sides: what is paired in one is so in all."""
+
+    def __init__(self, reference: Tensors, port: Tensors, entries: list[Entry]) -> None:
+        self.marks = [mark_copies(side.shapes) for side in (reference, port)]
+        self.counts = [Counter(marks.values()) for marks in self.marks]
+        self.partners: list[dict[str, str]] = [{}, {}]
+        for entry in entries:
+            if not (entry.reference.cuts or entry.port.cuts or entry.alias):
+                self.add(entry.reference.name, entry.port.name)
+
+    def _marks(self, r: str, p: str) -> tuple[str, str] | None:
+        theirs, ours = self.marks[0][r], self.marks[1][p]
+        return (theirs, ours) if self.counts[0][theirs] == self.counts[1][ours] > 1 else None
+
+    def add(self, r: str, p: str) -> None:
+        if marks := self._marks(r, p):
+            self.partners[0].setdefault(marks[0], marks[1])
+            self.partners[1].setdefault(marks[1], marks[0])
+
+    def allow(self, r: str, p: str) -> bool:
+        """Says if no other copy's pair speaks against this."""
+        marks = self._marks(r, p)
+        return not marks or (
+            self.partners[0].get(marks[0], marks[1]) == marks[1]
+            and self.partners[1].get(marks[1], marks[0]) == marks[0]
+        )
+
+
 def _of_one_owner(owners: dict[str, str], r: str, p: str) -> float:
-    """Scores two tensors by whether their modules are partners already."""
-    partner = owners.get(names.owner(p))
+    """Scores two modules by whether they are partners already."""
+    partner = owners.get(p)
     if partner is None:
         return 0.0
-    same = names.across_layers(partner) == names.across_layers(names.owner(r))
+    if partner == r:
+        return 3.5
+    same = names.across_layers(partner) == names.across_layers(r)
     return 3.0 if same else -3.0
 
 
 def _may_pair(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
     """Says if no name speaks against a pair."""
     kinds = (r in reference.parameters) is (p in port.parameters)
-    return kinds and names.may_be_alike(p, r)
+    return kinds and names.may_be_alike(port.spelt[p], reference.spelt[r])
 
 
 def likeness(reference: Tensors, r: str, port: Tensors, p: str) -> float:
     """Words in common over all words, those of the last module counted twice; kinds alike."""
-    ours, theirs = names.words(p), names.words(r)
-    whole = len(ours & theirs) / max(len(ours | theirs), 1)
-    inner = [names.words(".".join(names.segments(name)[-2:])) for name in (p, r)]
-    last = len(inner[0] & inner[1]) / max(len(inner[0] | inner[1]), 1)
+    spelt = port.spelt[p], reference.spelt[r]
+    whole = names.share_of_words(*spelt)
+    last = names.share_of_words(*(".".join(names.segments(name)[-2:]) for name in spelt))
     kinds = [names.words(side.kinds.get(n, "")) for side, n in ((reference, r), (port, p))]
     alike = len(kinds[0] & kinds[1]) / max(len(kinds[0] | kinds[1]), 1)
     return round(whole + last + alike, 6)

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
+from functools import cache
 
 WORDS = {
     "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
@@ -14,14 +15,16 @@ WORDS = {
     "out": "o out output proj cproj wo dense",
     "up": "up fc cfc fc1 wi w1 intermediate in linear1 expand",
     "down": "down fc2 w2 linear2 contract proj cproj",
-    "gate": "gate w3",
+    "gate": "gate",
     "embed": "embed embedding embeddings wte tok token tokens word words",
     "pos": "wpe pos position positions positional",
     "head": "head lmhead classifier unembed logits attend decoder",
     "final": "f final last",
-    "reverse": "reverse reversed rev backward bwd bw",
+    "forward": "forward fwd fw", "reverse": "reverse reversed rev backward bwd bw",
+    "ih": "ih i2h x2h wx", "hh": "hh h2h wh rec recurrent recurrentkernel",  # of recurrent cells
     "conv": "conv convolution", "shortcut": "shortcut downsample skip",
-    "mean": "mean runningmean", "var": "var variance runningvar",
+    "mean": "mean runningmean mu", "var": "var variance runningvar",
+    "logvar": "logvar logvariance",
 }  # fmt: skip
 MEANING: dict[str, set[str]] = {}
 for _meaning, _words in WORDS.items():
@@ -43,38 +46,55 @@ PHRASES = sorted(
     key=lambda pair: -len(pair[0]),
 )
 JOINED = ("self_attn", "feed_forward", "layer_norm", "c_attn", "c_proj", "c_fc", "lm_head",
-          "running_mean", "running_var", "in_proj")  # fmt: skip
+          "running_mean", "running_var", "log_var", "in_proj", "recurrent_kernel")  # fmt: skip
 STATISTICS = {"mean", "var", "running_mean", "running_var"}
-BIASES = {"bias", "b", "beta"}
+BIASES = {"bias", "b", "beta", "offset", "shift"}
 GAINS = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g"}
 LEAVES = BIASES | GAINS
-CELL = re.compile(r"(weight|bias)_(([ih])h(_l\d+(_reverse)?)?)$")  # of torch's recurrent cells
+# A tensor of torch's recurrent cells.
+CELL = re.compile(r"(weight|bias)_((?P<gate>[ih]h)(?:_l(?P<layer>\d+)(?P<reverse>_reverse)?)?)$")
 
 
 def segments(name: str) -> list[str]:
     return [part for part in re.split(r"[./]", name) if part]
 
 
-def words(name: str) -> set[str]:
+@cache
+def words(name: str) -> frozenset[str]:
     """Splits a name into words of one spelling, without those that say only that it is a tensor."""
+    found: set[str] = set()
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     for phrase, meaning in PHRASES:
         text = re.sub(rf"(?<![a-z]){phrase}(?![a-z\d])", meaning, text)
     for joined in JOINED:
         text = text.replace(joined, joined.replace("_", ""))
-    found: set[str] = set()
+    if ".embedding." in f".{text}":  # a module, and no leaf
+        found.add("embed")
     for word in re.split(r"[._/#]", text):
         if (short := without_prefix(word)) is not None:
             word = f"w{short}" if f"w{short}" in MEANING else short
         stem = word if word in MEANING else word.rstrip("0123456789")
         if stem and stem not in LEAVES:
             found |= MEANING.get(stem, {stem})
-    return found
+    return frozenset(found)
+
+
+def share_of_words(a: str, b: str) -> float:
+    """Divides the words that two names have in common by all; half a word of pool and pooler."""
+    ours, theirs = words(a), words(b)
+    begun = sum(any(_begins(one, other) for other in theirs - ours) for one in ours - theirs)
+    return (len(ours & theirs) + begun / 2) / max(len(ours | theirs), 1)
+
+
+def _begins(a: str, b: str) -> bool:
+    """Says if one word of at least three letters is the beginning of another."""
+    short, long = sorted((a, b), key=len)
+    return len(short) > 2 and long.startswith(short)
 
 
 def without_prefix(leaf: str) -> str | None:
-    """o of wo and bo, 1 of w1 and b1: a tree without modules; None where it is no such name."""
-    rest = leaf[1:]
+    """o of wo and b_o, 1 of w1 and b1: a tree without modules; None where it is no such name."""
+    rest = leaf[1:].removeprefix("_")
     return rest if leaf[:1] in ("w", "b") and (rest.isdigit() or rest in MEANING) else None
 
 

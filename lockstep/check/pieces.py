@@ -57,8 +57,38 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
             shape, port_shape = r.shape(reference.shapes), p.shape(port.shapes)
             alias = aliases[r.name] if copies else ""
             entries.append(Entry(r, p, shape, port_shape, [axes], alias=alias))
-    entries = _uncross(_whole(entries, reference), reference, port)
-    return _in_order_of_layers(entries, reference, port)
+    entries = _whole(entries, reference)
+    if not found.equal:  # what is met behind a difference is a guess
+        entries = _whole(_leave_out_torn(entries, reference, port), reference)
+    return _in_order_of_layers(_uncross(entries, reference, port), reference, port)
+
+
+def _leave_out_torn(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:
+    """Leaves out a tensor that is put together of parts of several modules or of another layer, or
+    while a whole tensor of its layer fits it; either way round."""
+    ours, theirs = names.align_indexes(port.indexes, reference.indexes)
+    torn: set[str] = set()  # of the port
+    for fusing, splitting, indexes, others in (
+        (port, reference, ours, theirs), (reference, port, theirs, ours)
+    ):  # fmt: skip
+        pairs = [(e.port, e.reference) if fusing is port else (e.reference, e.port)
+                 for e in entries]  # fmt: skip
+        taken = {part.name for whole, part in pairs if not (whole.cuts or part.cuts)}
+        groups: dict[tuple[str, int | None], set[str]] = {}
+        for whole, part in pairs:
+            if whole.layer is None or len(whole.cuts) > 1:
+                groups.setdefault((whole.name, whole.layer), set()).add(part.name)
+        for (name, layer), parts in groups.items():
+            layers, around = {others[part] for part in parts}, {names.outer(part) for part in parts}
+            own = indexes[name] if layer is None else ()
+            fits = layer is None and any(
+                others[other] == own and fitting_permutations(shape, fusing.shapes[name])
+                for other, shape in splitting.shapes.items() if other not in taken
+            )  # fmt: skip
+            across = len(layers | ({own} if own else set())) > 1
+            if len(parts) > 1 and (across or len(around) > 1 or fits):
+                torn |= {e.port.name for e, (whole, _) in zip(entries, pairs) if whole.name == name}
+    return [entry for entry in entries if entry.port.name not in torn]
 
 
 def _is_copied(name: str, reference: Tensors, port: Tensors) -> bool:
@@ -155,9 +185,9 @@ def _place(piece: Piece, numbers: names.Indexes) -> str:
     return names.wildcard(piece.name) + "".join(map(str, within))
 
 
-def _words(piece: Piece, side: Tensors) -> set[str]:
+def _words(piece: Piece, side: Tensors) -> frozenset[str]:
     """Splits a name into words; a third of what is fused is a query, a key or a value."""
-    words = names.words(piece.name)
+    words = names.words(side.spelt[piece.name])
     if "qkv" not in words or not piece.cuts or piece.cuts[-1].index:
         return words
     cut = piece.cuts[-1]

@@ -1,8 +1,9 @@
 """One side's tensors, as a mapping sees them."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from lockstep.check import names
+from lockstep.check import names, siblings
 from lockstep.check.layout import Shape
 
 
@@ -17,6 +18,18 @@ class Tensors:
     parameters: set[str]  # the others are state or constants
     aliases: dict[str, str] = field(default_factory=dict)  # tied name -> the tensor's
 
-    @property
-    def indexes(self) -> dict[str, tuple[int, ...]]:
-        return names.layer_indexes([*self.shapes, *self.aliases])
+    @cached_property
+    def spelt(self) -> dict[str, str]:
+        """Names that say what their siblings show."""
+        return siblings.spell_out(self.shapes)
+
+    @cached_property
+    def indexes(self) -> names.Indexes:
+        """Maps names to their layers."""
+        spelt = {name: self.spelt.get(name, name) for name in (*self.shapes, *self.aliases)}
+        found = names.layer_indexes(list(spelt.values()))
+        return {name: found[own] for name, own in spelt.items()}
+
+    def owner(self, name: str) -> str:
+        """Names the module that holds a tensor."""
+        return names.owner(self.spelt[name])

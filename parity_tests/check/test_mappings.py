@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from lockstep.check import mapping
+from lockstep.check.follow import Followed
 from lockstep.check.layout import Shape
+from lockstep.check.pieces import entries_of
 from parity_tests.check.test_comparisons import tensors
 
 D, F = 16, 32
@@ -76,3 +79,131 @@ def test_what_no_order_of_axes_fits_is_not_joined() -> None:
     for pair in (sides, sides[::-1]):
         made = mapping.propose(*pair, joined=True)
         assert all(entry.choices for entry in made.entries)
+
+
+WAYS = {"forward": "", "backward": "_reverse"}
+GRU = {"weight_ih": (3 * D, D), "weight_hh": (3 * D, D), "bias_ih": (3 * D,), "bias_hh": (3 * D,)}
+LEAVES = {"kernel": (D, D), "bias": (D,)}
+# What names tell together, or with shapes: reference, port, and some partners by the port's tensor.
+TOLD: dict[str, tuple[Shapes, Shapes, dict[str, str]]] = {
+    "w1 is the gate beside w2 and w3": (
+        {"mlp.gate.weight": (F, D), "mlp.up.weight": (F, D), "mlp.down.weight": (D, F)},
+        {"ff.w1.kernel": (D, F), "ff.w2.kernel": (F, D), "ff.w3.kernel": (D, F)},
+        {"ff.w1.kernel": "mlp.gate.weight", "ff.w3.kernel": "mlp.up.weight"},
+    ),
+    "w1 goes up beside w2 alone": (
+        {"mlp.gate.weight": (F, F), "mlp.up.weight": (F, F), "mlp.down.weight": (F, F)},
+        {"ff.gate.kernel": (F, F), "ff.w1.kernel": (F, F), "ff.w2.kernel": (F, F)},
+        {"ff.gate.kernel": "mlp.gate.weight", "ff.w1.kernel": "mlp.up.weight"},
+    ),
+    "cells of gates, in both directions": (
+        {f"rnn.{leaf}_l0{way}": shape for way in WAYS.values() for leaf, shape in GRU.items()},
+        {f"{way}_cell.{side}{gate}.{leaf}": shape for way in sorted(WAYS)
+         for side in "ih" for gate in "rzn" for leaf, shape in LEAVES.items()},
+        {"forward_cell.ir.kernel": f"rnn.weight_ih_l0[0:{D}]",
+         "backward_cell.hz.bias": f"rnn.bias_hh_l0_reverse[{D}:{2 * D}]"},
+    ),
+    "cells of gates, in the order of calls": (
+        {f"{rnn}.{leaf}_l0": shape for rnn in ("x", "y") for leaf, shape in GRU.items()},
+        {f"{cell}.{side}{gate}.{leaf}": shape for cell in "ba"
+         for side in "ih" for gate in "rzn" for leaf, shape in LEAVES.items()},
+        {"b.hr.bias": f"x.bias_hh_l0[0:{D}]", "a.hr.bias": f"y.bias_hh_l0[0:{D}]"},
+    ),
+    "fused cells, in both directions and two layers": (
+        {f"rnn.{leaf}_l{layer}{way}": shape for layer in "01" for way in WAYS.values()
+         for leaf, shape in GRU.items()},
+        {f"rnn{layer}.{way}.{kind}_{side}": shape for layer in "12" for way in ("bw", "fw")
+         for side in ("rec", "in") for kind, shape in (("w", (D, 3 * D)), ("b", (3 * D,)))},
+        {"rnn1.fw.w_in": "rnn.weight_ih_l0", "rnn2.bw.w_rec": "rnn.weight_hh_l1_reverse",
+         "rnn2.fw.b_rec": "rnn.bias_hh_l1"},
+    ),
+    "a cell's kernels": (
+        {"rnn.kernel": (D, 3 * D), "rnn.recurrent_kernel": (D, 3 * D)},
+        {"cell.h.weight": (3 * D, D), "cell.x.weight": (3 * D, D)},
+        {"cell.x.weight": "rnn.kernel"},
+    ),
+    "an embedding that is a module": (
+        {"emb": (D, F), "pi.w": (F, D)}, {"actor.kernel": (D, F), "embedding.kernel": (D, F)},
+        {"embedding.kernel": "emb"},
+    ),
+    "kernels that stand as their framework has them": (
+        {"q.lora_A": (4, D), "q.lora_B": (D, 4)}, {"query.down": (D, 4), "query.up": (4, D)},
+        {"query.down": "q.lora_A", "query.up": "q.lora_B"},
+    ),
+    "words that begin others": (
+        {"transform.weight": (D, D), "pooler.weight": (D, D)},
+        {"pool.kernel": (D, D), "dense.kernel": (D, D)}, {"pool.kernel": "pooler.weight"},
+    ),
+    "a mean and the logarithm of a variance": (
+        {"fc_mean.weight": (D, D), "fc_logvar.weight": (D, D)},
+        {"log_var.kernel": (D, D), "mu.kernel": (D, D)}, {"mu.kernel": "fc_mean.weight"},
+    ),
+    "an offset is a bias": (
+        {"out.weight": (F, D), "out.bias": (F,), "norm.weight": (F,), "norm.bias": (F,)},
+        {"ln_out.offset": (F,), "ln_out.scale": (F,), "fc.w": (D, F), "fc.b": (F,)},
+        {"ln_out.offset": "norm.bias", "fc.b": "out.bias"},
+    ),
+    "experts in each layer": (
+        {f"layers.{i}.experts.{e}.{leaf}.weight": shape for i in range(2) for e in range(2)
+         for leaf, shape in (("w1", (F, D)), ("w2", (D, F)), ("w3", (F, D)))},
+        {f"block{i}.{leaf}": shape for i in range(2) for leaf, shape in (
+            ("wi_gate", (2, D, F)), ("wi_up", (2, D, F)), ("wo", (2, F, D)))},
+        {"block1.wi_gate[0]": "layers.1.experts.0.w1.weight",
+         "block0.wi_up[1]": "layers.0.experts.1.w3.weight"},
+    ),
+    "a weight's length and direction": (
+        {f"{block}.{conv}.{leaf}": shape for block in ("enc", "dec")
+         for conv, n in (("conv3", 3), ("conv1", 1))
+         for leaf, shape in (("bias", (F,)), ("parametrizations.weight.original0", (F, 1, 1, 1)),
+                             ("parametrizations.weight.original1", (F, F, n, n)))},
+        {f"res{i}.{conv}.{leaf}": shape for i in "12" for conv, n in (("a", 3), ("b", 1))
+         for leaf, shape in (("bias", (F,)), ("g", (F,)), ("v", (n, n, F, F)))},
+        {"res1.a.v": "enc.conv3.parametrizations.weight.original1", "res2.a.bias": "dec.conv3.bias",
+         "res2.b.g": "dec.conv1.parametrizations.weight.original0"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_what_names_tell_together(kind: str) -> None:
+    reference, port, partners = TOLD[kind]
+    made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"), joined=True)
+    assert not made.only_port and not made.only_reference
+    assert partners.items() <= {str(e.port): str(e.reference) for e in made.entries}.items()
+    back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"), joined=True)
+    assert partners.items() <= {str(e.reference): str(e.port) for e in back.entries}.items()
+
+
+def test_copies_of_a_structure_are_paired_alike() -> None:
+    """Shapes and names fit both; the order of one copy's tensors would pair them across."""
+    reference = {f"{net}.{leaf}": (F, F) for net in ("policy", "anchor") for leaf in "ab"}
+    port = {f"{net}.{leaf}.weight": (F, F) for net, leaves in (("policy", "yx"), ("anchor", "xy"))
+            for leaf in leaves}  # fmt: skip
+    for theirs, ours in ((reference, port), (port, reference)):
+        made = mapping.propose(tensors(theirs, "torch"), tensors(ours, "torch")).entries
+        nets = [{e.port.name.replace(net, ""): e.reference.name.replace(net, "") for e in made
+                 if net in e.port.name} for net in ("policy", "anchor")]  # fmt: skip
+        assert nets[0] == nets[1]
+
+
+@pytest.mark.parametrize(("layer", "whole", "equal", "kept"), [
+    (0, False, False, True),  # a query and a key of its own layer, fused
+    (1, False, False, False),  # of another layer
+    (0, True, False, False),  # while a whole tensor fits
+    (1, True, True, True),  # values are the proof, where the loss is right
+])  # fmt: skip
+def test_what_is_met_behind_a_difference_tears_no_tensor(
+    layer: int, whole: bool, equal: bool, kept: bool
+) -> None:
+    shapes: dict[str, Shape] = {f"layer.{i}.attn.{n}.weight": (D, D) for i in (0, 1) for n in "qk"}
+    shapes |= {"layer.0.up.weight": (2 * D, D)} if whole else {}
+    starts = {name: at * D * D for at, name in enumerate(shapes)}
+    q, k = (
+        np.arange(D * D).reshape(D, D).T + starts[f"layer.{layer}.attn.{n}.weight"] for n in "qk"
+    )
+    fused = np.concatenate([q, k], 1)
+    others = {"layers.0.x.kernel": (D, D), "layers.1.x.kernel": (D, D)}
+    walked = Followed({"layers.0.fc.kernel": fused}, starts, {**shapes}, [], [], [], equal)
+    port = tensors({"layers.0.fc.kernel": (D, 2 * D), **others}, "jax")
+    made = entries_of(walked, tensors(shapes, "torch"), port)
+    assert bool(made) is kept

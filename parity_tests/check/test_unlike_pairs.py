@@ -7,18 +7,27 @@ from typing import NamedTuple
 import pytest
 
 from lockstep.check.check import Result
+from lockstep_recorder import questions
 from parity_tests.check.inside import check_inside
 from parity_tests.check.test_comparisons import record
 from parity_tests.check.unlike_programs import (
+    ADAPTED,
     BESIDE,
+    CELL,
     DROPPED,
     EXPERTS,
+    FROZEN,
     FUSED,
+    GATED,
+    GATES,
     HEADS,
     IMAGE,
     LAST,
     LAST_SERIES,
+    LAYERS_OF_EXPERTS,
+    NORMED,
     ONE_WAY,
+    OWN_NORM,
     SERIES,
     SPECTRAL,
     SQUARE,
@@ -26,6 +35,7 @@ from parity_tests.check.unlike_programs import (
     STOPPED,
     TABLE,
     TWO_OUTPUTS,
+    TWO_WAYS,
 )
 
 FRAME = """
@@ -65,6 +75,13 @@ def channels_last(model: str) -> str:
         assert old in model
         model = model.replace(old, new)
     return LAST + model
+
+
+def two_ways(cell: str) -> str:
+    """A model of two cells of its own, the second from the last step to the first."""
+    made = "torch.cat([self.fw(x), self.bw(x.flip(1)).flip(1)], -1)"
+    model = TWO_WAYS.replace("self.rnn(x)[0]", made).replace("self.rnn,", "self.bw, self.fw,")
+    return cell + model.replace("nn.GRU(D, D, 1, True, True, 0.0, True)", "Cell(), Cell()")
 
 
 PAIRS = {
@@ -159,7 +176,42 @@ PAIRS = {
          "before filter": ("rfft(x, dim=1)", "rfft(x, dim=1, norm='ortho')"),
          "filter.weight": ("return torch.mul(self.weight", "return torch.mul(self.weight.data")},
     ),
+    "a gated unit of w1, w2 and w3": Pair(
+        GATED, GATED.replace("self.gate", "self.w1").replace("self.up", "self.w3").replace("self.down", "self.w2"),
+        {"unit": ("F.silu(self.w1(x)) * self.w3(x)", "self.w1(x) * F.silu(self.w3(x))")},
+    ),
+    "fused cells of two directions": Pair(
+        TWO_WAYS, two_ways(CELL), {"head": ("self.bw(x.flip(1)).flip(1)", "self.bw(x.flip(1))")},
+    ),
+    "cells of gates in two directions": Pair(
+        TWO_WAYS, two_ways(GATES), {"head": ("x.flip(1)).flip(1)", "x.flip(1))")},
+    ),
+    "a frozen copy": Pair(
+        FROZEN,
+        FROZEN.replace("self.i, self.h", "self.h2h, self.x2h").replace("self.i(", "self.x2h(").replace("self.h(", "self.h2h("),
+        {"policy": ("return h", "return h.tanh()")},
+    ),
+    "factors of low rank": Pair(
+        ADAPTED,
+        ADAPTED.replace("lora_A", "reduce").replace("lora_B", "expand"),
+        {"q": ("self.expand.T\n", "self.expand.T * 2\n")},
+    ),
+    "experts in one tensor of each layer": Pair(
+        LAYERS_OF_EXPERTS, STACKED + LAYERS_OF_EXPERTS[LAYERS_OF_EXPERTS.index("class Model"):],
+        {"layers.*": ("softmax(-1))", "softmax(-1) ** 2)")},
+    ),
+    "weights in two tensors": Pair(
+        NORMED,
+        OWN_NORM + NORMED[NORMED.index("class Block"):].replace("weight_norm(nn.Linear(D, D))", "Normed()")
+        .replace("self.enc", "self.res1").replace("self.dec", "self.res2"),
+        {"enc.a": ("self.v.square().sum(1)", "self.v.square().mean(1)")},
+    ),
 }  # fmt: skip
+NAMED = (
+    "a gated unit of w1, w2 and w3", "fused cells of two directions",
+    "cells of gates in two directions", "factors of low rank", "weights in two tensors",
+    "experts in one tensor of each layer",
+)  # fmt: skip
 ONE = ("heads of one fused tensor", "images whose sides are as many as channels")  # root alone
 BUGS = [(name, place) for name, pair in PAIRS.items() for place in ("", *pair.bugs)]
 
@@ -181,3 +233,12 @@ def test_the_verdict_and_the_first_place(name: str, place: str, tmp_path: Path) 
     assert result.verdict == ("different" if place else "equal"), found
     assert not place or place in found[0], found
     assert not place or name not in ONE or len(found) == 1, found
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_pair_what_is_not_followed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "MOST", 0)
+    result = check(name, "", tmp_path)
+    assert result.verdict == "equal", [str(entry) for entry in result.mapping.entries]

@@ -288,3 +288,148 @@ class LastConv(nn.Conv1d):
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 """
+GATED = """
+class Unit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(D, 12), nn.Linear(D, 12), nn.Linear(12, D)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unit = Unit()
+
+    def forward(self, x):
+        return x + self.unit(x)
+"""
+TWO_WAYS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(D, D, 1, True, True, 0.0, True), nn.Linear(2 * D, D)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0])
+"""
+CELL = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        draw = lambda *shape: nn.Parameter((2 * torch.rand(shape) - 1) * D**-0.5)
+        self.w_rec, self.w_in = draw(D, 3 * D), draw(D, 3 * D)
+        self.b_rec, self.b_in = draw(3 * D), draw(3 * D)
+
+    def forward(self, x):
+        h, states = torch.zeros_like(x[:, 0]), []
+        for t in range(T):
+            a, b, c = (x[:, t] @ self.w_in + self.b_in).split(D, -1)
+            r, z, n = (h @ self.w_rec + self.b_rec).split(D, -1)
+            z = torch.sigmoid(b + z)
+            h = (1 - z) * torch.tanh(c + torch.sigmoid(a + r) * n) + z * h
+            states.append(h)
+        return torch.stack(states, 1)
+"""
+GATES = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in "hn hr hz in ir iz".split():
+            self.add_module(name, nn.Linear(D, D))
+
+    def forward(self, x):
+        h, states, d = torch.zeros_like(x[:, 0]), [], self._modules
+        for t in range(T):
+            r = torch.sigmoid(d["ir"](x[:, t]) + d["hr"](h))
+            z = torch.sigmoid(d["iz"](x[:, t]) + d["hz"](h))
+            h = (1 - z) * torch.tanh(d["in"](x[:, t]) + r * d["hn"](h)) + z * h
+            states.append(h)
+        return torch.stack(states, 1)
+"""
+FROZEN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.i, self.h = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        h = torch.zeros_like(x[:, 0])
+        for t in range(T):
+            h = torch.tanh(self.i(x[:, t]) + self.h(h))
+        return h
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.policy, self.anchor = Net(), Net()
+
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.anchor(x)
+        return self.policy(x) - wanted
+"""
+ADAPTED = """
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(D, D)
+        self.lora_A = nn.Parameter((2 * torch.rand(2, D) - 1) * D**-0.5)
+        self.lora_B = nn.Parameter(torch.zeros(D, 2))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.lora_A.T @ self.lora_B.T
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = Adapted()
+
+    def forward(self, x):
+        return torch.tanh(self.q(x))
+"""
+LAYERS_OF_EXPERTS = (
+    EXPERTS[: EXPERTS.index("class Model")]
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Mixture() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+"""
+)
+NORMED = """
+from torch.nn.utils.parametrizations import weight_norm
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = weight_norm(nn.Linear(D, D)), weight_norm(nn.Linear(D, D))
+
+    def forward(self, x):
+        return x + self.b(F.relu(self.a(x)))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.dec = Block(), Block()
+
+    def forward(self, x):
+        return self.dec(torch.tanh(self.enc(x)))
+"""
+OWN_NORM = """
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.v = nn.Parameter((2 * torch.rand(D, D) - 1) * D**-0.5)
+        self.g = nn.Parameter(self.v.detach().norm(dim=1))
+        self.bias = nn.Parameter((2 * torch.rand(D) - 1) * D**-0.5)
+
+    def forward(self, x):
+        return F.linear(x, self.v * (self.g / self.v.square().sum(1).sqrt())[:, None], self.bias)
+"""
