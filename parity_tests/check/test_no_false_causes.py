@@ -6,6 +6,8 @@ import pytest
 
 from lockstep.check.check import Result
 from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.small import CELL
+from parity_tests.check.small import PLANTS as SMALL_PLANTS
 from parity_tests.check.test_comparisons import record
 
 HEAD = """
@@ -123,6 +125,28 @@ class Model(nn.Module):
         y = self.mid(self.lin(self.early(x)))
         return self.out(3 * self.late(y) * y.exp().sin())
 """
+SUM = """
+SIZE = (4, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.lin(x)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    y = model(batch["x"])
+    return F.softplus((y - y.detach().amax()).sum())
+"""
 PLAIN = (SKIPS.replace("self.early(x)", "torch.tanh(x) + 0.3")
          .replace("self.late(y)", "(torch.tanh(y) + 0.3)")
          .replace("self.early, self.late = Plain(), Plain()", "")
@@ -186,3 +210,29 @@ def test_a_module_is_a_hint_inside_the_place_alone(tmp_path: Path) -> None:
     result = check(tmp_path, SKIPS, PLAIN, ("y.exp().sin()", "y.sin()"))
     (root,) = result.roots
     assert root.entry == "left out" and not root.hints, (root.cause, root.hints)
+
+
+@pytest.mark.parametrize(
+    ("port", "entry"),
+    [("0 * (y - y.detach().amax()).sum()", ""), ("(y - y.detach().amax()).amax()", "reduction")],
+)
+def test_one_number_in_common_is_no_cause(port: str, entry: str, tmp_path: Path) -> None:
+    """The port's loss is log 2, whatever its weights; so was that of the largest for the sum."""
+    text = HEAD + SUM + TAIL[TAIL.index("\n\ndef batch") :]
+    trace = record(text, tmp_path)
+    (tmp_path / "port.py").write_text(text.replace("(y - y.detach().amax()).sum()", port))
+    again = lambda: Inside(tmp_path / "ref.py")  # noqa: E731
+    result = check_inside(trace, tmp_path / "port.py", again=again)
+    assert result.roots[0].where == "loss" and result.roots[0].entry == entry
+
+
+def test_the_first_moment_alone_is_corrected_and_no_rate_is_another(tmp_path: Path) -> None:
+    """The correction of the first moment was told as rates, and so was a decay."""
+    plain = next(plant for plant in SMALL_PLANTS if plant.entry == "optimizer's bias correction")
+    own = plain.new.replace("g['lr'] * s['m']", "g['lr'] * s['m'] / (1 - 0.9 ** s['n'])").replace(
+        "                s['m'] =", "                s['n'] = s.get('n', 0) + 1\n"
+        "                s['m'] =")  # fmt: skip
+    trace = record(CELL, tmp_path)
+    (tmp_path / "port.py").write_text(CELL.replace(plain.old, own))
+    (root,) = check_inside(trace, tmp_path / "port.py").roots
+    assert root.cause == "bias correction of the first moment alone, for True"

@@ -153,6 +153,10 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
             continue
         if side.spoils(seen, open_ones[0].direction):
             continue
+        # One number in common fits what has nothing to do with it; gradients do not.
+        number = all(spot.rule == "loss" for root in open_ones for spot in root.spots)
+        if number and side.leaves(seen, roots):
+            continue
         # Statistics that are not updated follow from those that are not used.
         for root in [r for r in roots if is_open(r) or r.entry == "running statistics"]:
             if side.explains(root, seen):
@@ -269,18 +273,35 @@ class ChangedSide:
 
     def spoils(self, seen: Arrays, direction: str) -> bool:
         """Says if a change makes something differ that agrees without it."""
+        before, after = self._gaps(None, direction), self._gaps(seen, direction)
+        return any(gap > FITS >= before[key] for key, gap in after.items() if key in before)
+
+    def leaves(self, seen: Arrays, roots: list[Root]) -> bool:
+        """Says if gradients differ behind a change, where no root of the backward pass stands."""
+        own = {spot.where for root in roots if root.direction == "backward" for spot in root.spots}
+        found = self._gaps(seen, "backward")
+        return any(gap > FITS for key, gap in found.items() if not {key, call_of(key)} & own)
+
+    def _gaps(self, seen: Arrays | None, direction: str) -> dict[str, float]:
+        """By place: how far the two sides are apart in a direction.
+
+        Args:
+            seen: a changed run, in place of this side's.
+        """
         trial, reference = self.evidence.trial, self.evidence.reference
         assert trial.isolated
         ours, theirs = trial.isolated.calls.arrays, self.evidence.calls.arrays
-        d = "d" * (direction == "backward")
-        before, after = self._gaps(ours, theirs, d), self._gaps(*self.both(seen, ours, theirs), d)
-        if d:
-            ours, theirs = trial.isolated.grads, reference.group("grad")
-            before |= self._gaps_of_gradients(ours, theirs)
-            after |= self._gaps_of_gradients(*self.both(group(seen, "grad"), ours, theirs))
-        return any(gap > FITS >= before[key] for key, gap in after.items() if key in before)
+        if seen is not None:
+            ours, theirs = self.both(seen, ours, theirs)
+        if direction == "forward":
+            return self._gaps_of_values(ours, theirs, "")
+        gaps = self._gaps_of_values(ours, theirs, "d")
+        ours, theirs = trial.isolated.grads, reference.group("grad")
+        if seen is not None:
+            ours, theirs = self.both(group(seen, "grad"), ours, theirs)
+        return gaps | self._gaps_of_gradients(ours, theirs)
 
-    def _gaps(self, ours: Arrays, theirs: Arrays, d: str) -> dict[str, float]:
+    def _gaps_of_values(self, ours: Arrays, theirs: Arrays, d: str) -> dict[str, float]:
         pairing = self.evidence.trial.pairing
         pairs = {r: (pairing.value(d + p, ours), theirs.get(d + r))
                  for slots in pairing.slots.values() for p, r in slots.items()}  # fmt: skip
