@@ -35,6 +35,7 @@ ALIKE = 1e-12  # relative: misfits of clips that are both rounding
 ONE = 1e-6  # relative: decays, or ratios of rates, that are one
 NOISE = 1e-9  # of the largest gradient: rounding, whose direction is Adam's
 WHOLE = 65536  # elements of a tensor that is kept in full
+MOMENTS = "first", "second"
 KINDS = 3  # rules beside each other, of several tensors each
 
 Rows = dict[str, Sequence]  # by tensor
@@ -436,6 +437,7 @@ def compare(theirs_of: list[Rule], ours_of: list[Rule], n: int = 1) -> Cause | N
 
 
 def _compare(theirs: Rule, ours: Rule, n: int) -> Cause | None:
+    theirs, ours = _by_moments(theirs, ours)
     said, lines, entries = [], [], []
     for key in {**theirs.options, **ours.options}:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
@@ -471,6 +473,28 @@ def _compare(theirs: Rule, ours: Rule, n: int) -> Cause | None:
             lines.append(f"{word} {a} for {listed}")
             entries.append(word)
     return Cause(entries[0], "; ".join(said[:3]), "; ".join(lines[:3])) if said else None
+
+
+def _by_moments(*both: Rule) -> tuple[Rule, Rule]:
+    """Says of one Adam that it corrects the bias of one moment alone, where its rates are then the
+    other's: what the first moment's correction is, a rate of each step may be, too."""
+    theirs, ours = both
+    corrected = [rule.options.get("bias correction") for rule in both]
+    if set(corrected) != {True, False} or len(theirs.rates) != len(ours.rates):
+        return theirs, ours
+    bare, whole = sorted(both, key=lambda rule: bool(rule.options["bias correction"]))
+    factors = 1 - bare.options["beta1"] ** np.arange(1.0, len(bare.rates) + 1)
+    if not np.allclose(np.array(bare.rates) * factors, whole.rates, rtol=ONE, atol=0):
+        return theirs, ours
+    constant = np.allclose(bare.rates, bare.rates[0], rtol=ONE, atol=0)
+    alone, other, by = (whole, bare, 1 / factors) if constant else (bare, whole, factors)
+    options = {**alone.options, "bias correction": f"of the {MOMENTS[constant]} moment alone"}
+    made = replace(
+        alone, options=options, rates=other.rates,
+        rate={name: x * by[-1] for name, x in alone.rate.items()},
+        decay={name: x / by[-1] for name, x in alone.decay.items()},
+    )  # fmt: skip
+    return (made, ours) if alone is theirs else (theirs, made)
 
 
 def _option(key: str, ours: object, theirs: object, n: int) -> tuple[str, str, str]:
