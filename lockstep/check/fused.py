@@ -86,7 +86,7 @@ def match_fused(
         fused, pool = only if port_fuses else reversed(only)
         whole, parts = _view(fusing, fused), _view(splitting, pool)
         if stacked:
-            layers, others = _layers(parts[0]), _layers(whole[0])
+            layers, others = parts[0].layers, whole[0].layers
             whole = _unstacked(whole[0], layers) if layers > 1 else whole
             parts = _unstacked(parts[0], others) if others > 1 and layers < 2 else parts
         indexes = names.align_indexes(parts[0].indexes, whole[0].indexes)
@@ -112,11 +112,6 @@ def match_fused(
                 mapping.entries += entries
                 free = [each for each in free if each not in members]
         drop_used(mapping)
-
-
-def _layers(side: Tensors) -> int:
-    """Counts layers; a module's only number is none."""
-    return len({index[0] for index in side.indexes.values() if index})
 
 
 View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for

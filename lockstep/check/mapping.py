@@ -132,6 +132,8 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 shapes = reference.shapes[r], port.shapes[p]
                 if not fitting_permutations(*shapes):
                     continue
+                if _is_stack(r, reference, p, port) or _is_stack(p, port, r, reference):
+                    continue
                 at = not (ours[p] and theirs[r])  # one side does not number its layers
                 far = abs(places[0][at][r] - places[1][at][p])
                 owned = _of_one_owner(owners, reference.owner(r), port.owner(p))
@@ -141,6 +143,13 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 last = _is_unusual(reference, r, port, p), far
                 scored.append((first, -round(score, 6), last, p, r))
         _take_best(mapping, sorted(scored), reference, port, owners, copies)
+
+
+def _is_stack(name: str, side: Tensors, other: str, others: Tensors) -> bool:
+    """Says if a tensor is one of all layers where another, of more or fewer axes, is of one."""
+    shape, layers = side.shapes[name], others.layers
+    one = bool(others.indexes[other]) and not side.indexes[name]
+    return one and layers > 1 and shape[:1] == (layers,) and len(shape) != len(others.shapes[other])
 
 
 def _owners_paired(mapping: Mapping) -> dict[str, str]:

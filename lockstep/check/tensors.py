@@ -30,6 +30,11 @@ class Tensors:
         found = names.layer_indexes(list(spelt.values()))
         return {name: found[own] for name, own in spelt.items()}
 
+    @cached_property
+    def layers(self) -> int:
+        """How many layers are numbered; a module's only number is none."""
+        return len({index[0] for index in self.indexes.values() if index})
+
     def owner(self, name: str) -> str:
         """Names the module that holds a tensor."""
         return names.owner(self.spelt[name])

@@ -151,6 +151,15 @@ TOLD: dict[str, tuple[Shapes, Shapes, dict[str, str]]] = {
         {"block1.wi_gate[0]": "layers.1.experts.0.w1.weight",
          "block0.wi_up[1]": "layers.0.experts.1.w3.weight"},
     ),
+    "a stack is no tensor of one layer": (
+        {f"layers.{i}.{leaf}": shape for i in range(2) for leaf, shape in (
+            ("gain", (2 * D,)), ("norm.weight", (D,)), ("in.weight", (4 * D, D)),
+            ("out.weight", (D, 2 * D)))},
+        {"blocks.ln": (2, D), "blocks.skip": (2, 2 * D), "blocks.w_out": (2, 2 * D, D),
+         "blocks.w_x": (2, D, 2 * D), "blocks.w_z": (2, D, 2 * D)},
+        {"blocks.ln[1]": "layers.1.norm.weight", "blocks.w_out[0]": "layers.0.out.weight",
+         "blocks.w_z[1]": f"layers.1.in.weight[{2 * D}:{4 * D}]"},
+    ),
     "a weight's length and direction": (
         {f"{block}.{conv}.{leaf}": shape for block in ("enc", "dec")
          for conv, n in (("conv3", 3), ("conv1", 1))
