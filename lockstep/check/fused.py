@@ -24,7 +24,8 @@ def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
             shape = ours.shapes[s]
             for key, members in groups.items():
                 single, alone = theirs.shapes[members[0]], {theirs.shapes[m] for m in members}
-                fits = len(shape) > 1 and fitting_permutations(single, shape[1:])
+                both = (single, shape[1:]) if port_stacks else (shape[1:], single)
+                fits = len(shape) > 1 and fitting_permutations(*both)
                 kinds = (members[0] in theirs.parameters) is (s in ours.parameters)
                 layers = _shared_index([theirs.indexes[m] for m in members]), ours.indexes[s]
                 inside = layers[0] == layers[1] or () in layers

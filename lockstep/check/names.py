@@ -7,7 +7,7 @@ from functools import cache
 
 WORDS = {
     "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
-    "mlp": "mlp ffn ff feedforward feed_forward",
+    "mlp": "mlp ffn ffw ff feedforward feed_forward",
     "norm": "norm ln layernorm rmsnorm layer_norm batchnorm bn groupnorm normalization qn kn qnorm "
     "knorm",
     "query": "q query wq qn qnorm", "key": "k key wk kn knorm", "value": "v value wv",

@@ -11,6 +11,11 @@ GATED = {  # act(gate x) * up x, and down: of Meta's models, and of T5's
     ("w1", "w3", "w2"): ("gate", "up", "down"),
     ("wi_0", "wi_1", "wo"): ("gate", "up", "down"),
 }
+NORMS = (  # before and behind attention, and the feed-forward part: of Gemma's models
+    "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm",
+    "pre_attention_norm post_attention_norm pre_ffw_norm post_ffw_norm",
+)
+SANDWICH = ("pre_attn", "post_attn", "pre_mlp", "post_mlp")
 INPUT = {"ih", "i2h", "x2h", "i", "in", "input", "x", "wi", "wx", "w", "kernel", "dense_i"}
 HIDDEN = {"hh", "h2h", "h", "rec", "recurrent", "hidden", "wh", "u", "recurrent_kernel", "dense_h"}
 NORMED = (("g", "v"), ("weight_g", "weight_v"), ("original0", "original1"))
@@ -22,7 +27,7 @@ def spell_out(shapes: Shapes) -> dict[str, str]:
     """Maps tensors to names that say what their siblings show; others to their own."""
     found = {name: _spell_cell(name, shapes) for name in shapes}
     for around, children in _modules(shapes):
-        for child, meaning in (*_gated(children, shapes), *_recurrent(children, shapes)):
+        for child, meaning in (*_together(children, shapes), *_recurrent(children, shapes)):
             for name in children[child]:
                 path = names.segments(name)
                 path[len(around)] = meaning
@@ -47,8 +52,11 @@ def _modules(shapes: Shapes) -> Iterator[tuple[tuple[str, ...], Children]]:
     yield from modules.items()
 
 
-def _gated(children: Children, shapes: Shapes) -> Iterator[tuple[str, str]]:
-    """Yields the children of a gated unit, with what they do."""
+def _together(children: Children, shapes: Shapes) -> Iterator[tuple[str, str]]:
+    """Yields the children of a gated unit, and the norms around two parts, with what they do."""
+    for around in map(str.split, NORMS):
+        if children.keys() >= {*around}:
+            yield from zip(around, SANDWICH)
     for unit, meanings in GATED.items():
         if not children.keys() >= {*unit}:
             continue

@@ -160,6 +160,14 @@ TOLD: dict[str, tuple[Shapes, Shapes, dict[str, str]]] = {
         {"blocks.ln[1]": "layers.1.norm.weight", "blocks.w_out[0]": "layers.0.out.weight",
          "blocks.w_z[1]": f"layers.1.in.weight[{2 * D}:{4 * D}]"},
     ),
+    "norms before and behind two parts": (
+        {f"{norm}.weight": (D,) for norm in (
+            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+            "post_feedforward_layernorm")},
+        {"post_ffw": (D,), "pre_ffw": (D,), "post_attn": (D,), "pre_attn": (D,)},
+        {"pre_attn": "input_layernorm.weight", "post_attn": "post_attention_layernorm.weight",
+         "pre_ffw": "pre_feedforward_layernorm.weight"},
+    ),
     "a weight's length and direction": (
         {f"{block}.{conv}.{leaf}": shape for block in ("enc", "dec")
          for conv, n in (("conv3", 3), ("conv1", 1))
@@ -181,6 +189,17 @@ def test_what_names_tell_together(kind: str) -> None:
     assert partners.items() <= {str(e.port): str(e.reference) for e in made.entries}.items()
     back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"), joined=True)
     assert partners.items() <= {str(e.reference): str(e.port) for e in back.entries}.items()
+
+
+def test_heads_in_a_stack_of_the_reference_are_turned() -> None:
+    """A port's matrix is made of them; the other way round no order of axes makes heads of it."""
+    stack = tensors({"blocks.q": (2, 4, F, D)}, "jax")
+    single = tensors({f"layers.{i}.q.weight": (4 * D, F) for i in range(2)}, "torch")
+    made = mapping.propose(stack, single, joined=True)
+    assert [str(e) for e in made.entries] == [
+        f"layers.{i}.q.weight <- blocks.q[{i}], axes [0, 2, 1]" for i in range(2)
+    ]
+    assert not mapping.propose(single, stack, joined=True).entries
 
 
 def test_copies_of_a_structure_are_paired_alike() -> None:

@@ -189,7 +189,7 @@ PAIRS = {
     "a frozen copy": Pair(
         FROZEN,
         FROZEN.replace("self.i, self.h", "self.h2h, self.x2h").replace("self.i(", "self.x2h(").replace("self.h(", "self.h2h("),
-        {"policy": ("return h", "return h.tanh()")},
+        {"anchor": ("return h", "return h.tanh()")},
     ),
     "factors of low rank": Pair(
         ADAPTED,
