@@ -49,7 +49,8 @@ class NudgedWeights(Mapping[str, np.ndarray]):
         x = self.weights[name]
         generator = np.random.default_rng([self.seed, 1, self.order[name]])
         coins = generator.integers(0, 2, x.shape, np.int8) * np.int8(2) - np.int8(1)
-        return x + np.abs(x) * self.ulp * coins
+        size = np.where(np.isfinite(x), np.abs(x), 0)  # a mask may have infinite values
+        return x + size * self.ulp * coins
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)

@@ -196,7 +196,9 @@ def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
 
 
 def moments(x: np.ndarray) -> dict[str, float]:
-    """Returns the moments by which initial values are compared."""
+    """Returns the moments by which initial values are compared; of a mask, those of what is finite."""
+    if not np.isfinite(x).all():
+        x = x[np.isfinite(x)]
     pieces = np.array_split(np.ravel(x), x.size // PIECE + 1)  # or a copy in float64 is large
     wide = (np.asarray(piece, np.float64) for piece in pieces)
     mean = sum(float(piece.sum()) for piece in wide) / (x.size or 1)

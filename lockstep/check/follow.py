@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.apart import PartedAt, find_parts
-from lockstep.check.fit import Candidate, Fits, present
+from lockstep.check.fit import LARGE, Candidate, Fits, present
 from lockstep.check.tapes import (
     EQUAL,
     Known,
@@ -30,6 +30,8 @@ from lockstep_recorder.operations import marginals
 AHEAD = 24  # values after an operation in which a guess must be confirmed
 NEAR = 8  # of the reference's operations that are tried where none has the same data
 GUESSES = 24  # layouts of one tensor that are tried ahead
+UNITS, WINDOW = 3, 100  # open tensors that are guessed together; values in which they are sought
+TOGETHER, MOST_JOINTLY = 24, 400  # layouts of one of them; of all together
 RETURNS = 30  # to an earlier choice, in one walk
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
 OPEN = -1  # an element of the port that has no partner
@@ -260,7 +262,7 @@ class _Walk:
                 meetings = {m for c in found for m in c.met}
                 self.choices.append(Fork(at, number, self.now.copy(), found[1:6], meetings))
             self._take(self._telling(number, found[0]))
-        elif not self._guess(number, unknown):
+        elif not (self._guess(number, unknown) or self._guess_jointly(number)):
             return False
         self._play([number])
         if found:
@@ -389,14 +391,23 @@ class _Walk:
 
     # Where none had: another order of the same algebra, or a difference.
 
-    def _ahead(self, number: int) -> list[int]:
-        """Lists the operation, and what is made of its result with what is known."""
-        found = [number]
-        for n in self.port.below(number, AHEAD):
-            if self._inputs_are_there(n, found) and not any(
-                f not in self.now.given for f in self.port.frontiers(n)
-            ):
-                found.append(n)
+    def _ahead(self, number: int, *, also: Iterable[int] = ()) -> list[int]:
+        """Lists the operation, and what is made of its result with what is known.
+
+        Args:
+            also: pure values that are taken to be known.
+        """
+        found, known = [number], {number}
+        given = self.now.given.keys() | set(also)
+        for n in self.port.data[self.port.data.index(number) + 1 :]:
+            inputs = self.port.data_inputs(n)
+            there = all(i in known or i in self.now.have for i in inputs)
+            if there and given.issuperset(self.port.frontiers(n)):
+                known.add(n)
+                if not set(found).isdisjoint(inputs):
+                    found.append(n)
+            if len(found) > AHEAD:
+                break
         return found
 
     def _agrees_ahead(self, number: int) -> bool:
@@ -426,6 +437,60 @@ class _Walk:
                     self.now.guessed += unknown
                     return True
         return False
+
+    def _guess_jointly(self, number: int) -> bool:
+        """Takes the next tensors that fit several open ones, such as the rows of a kernel that is
+        multiplied by hand, or a decay and a bonus that meet in one sum, if a later value confirms
+        them together."""
+        units = self._open_units(number)
+        for count in range(1 if units and len(units[0]) > 1 else 2, len(units) + 1):
+            chosen = units[:count]
+            ahead = self._ahead(number, also=[f for unit in chosen for f in unit])
+            fitting = [list(islice(self._fit_unit(unit), 1 + TOGETHER // count)) for unit in chosen]
+            combined = (_joined(each) for each in product(*fitting))
+            candidates = list(islice((c for c in combined if c), MOST_JOINTLY))
+            size = sum(candidate.size for candidate in candidates)
+            if not candidates or len(ahead) < 2 or size > LARGE:
+                continue
+            rows = self.port.attempt([self.fits.trial(c) for c in candidates], ahead)
+            for candidate, each in zip(candidates, rows):
+                if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
+                    self._take(candidate)
+                    self.now.guessed += list(candidate.places)
+                    return True
+        return False
+
+    def _open_units(self, number: int) -> list[tuple[int, ...]]:
+        """Lists the open values from an operation on, in its order; parts of one tensor that follow
+        one another are a unit."""
+        units: list[list[int]] = []
+        at = self.port.data.index(number)
+        for n in self.port.data[at : at + WINDOW]:
+            for f in self.port.frontiers(n):
+                if not self._is_open(f) or any(f in unit for unit in units):
+                    continue
+                last = units[-1][0] if units else None
+                if last is not None and self._are_of_one(last, f):
+                    units[-1].append(f)
+                else:
+                    units.append([f])
+        return [tuple(unit) for unit in units[:UNITS]]
+
+    def _are_of_one(self, a: int, b: int) -> bool:
+        """Says if two values are parts of one tensor, of one shape."""
+        same = self.port.names_of(a) == self.port.names_of(b)
+        return same and self.fits.shape(a) == self.fits.shape(b)
+
+    def _fit_unit(self, unit: tuple[int, ...]) -> Iterator[Candidate]:
+        """Yields the reference's next tensors that fit a unit, in each layout."""
+        for meeting in self._near():
+            if len(unit) == 1:
+                yield from self.fits.candidates(meeting, list(unit), kinds=("whole",))
+            else:
+                for frontier in self.reference.frontiers(meeting):
+                    shape = len(unit), *self.fits.shape(unit[0])
+                    for x in turns(self.fits.held(frontier), shape):
+                        yield Candidate((meeting,), dict(zip(unit, x)))
 
     def _next_fitting(self, unknown: list[int]) -> Iterator[list[Candidate]]:
         near = self._near()
@@ -609,6 +674,15 @@ class _Walk:
             open_, unused, parts, equal, self.now.guessed,
             frozenset(self.permuted), self.now.met,
         )  # fmt: skip
+
+
+def _joined(candidates: tuple[Candidate, ...]) -> Candidate | None:
+    """Makes one candidate of several; None where two have elements in common."""
+    places = {f: x for candidate in candidates for f, x in candidate.places.items()}
+    elements = np.concatenate([x.ravel() for x in places.values()])
+    if np.unique(elements).size < elements.size:
+        return None
+    return Candidate(tuple(m for candidate in candidates for m in candidate.met), places)
 
 
 def _is_blank(row: np.ndarray) -> bool:

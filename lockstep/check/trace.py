@@ -183,7 +183,9 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
         return "tied names no weight"
     if not all(map(names.segments, {*weights, *chain(*about["tied"])})):
         return "a weight without a name"
-    if not all(np.isfinite(x).all() for x in weights.values()):
+    known = set(about["parameters"])  # others may be a mask of infinite values
+    if any(np.isnan(x).any() or (name in known and np.isinf(x).any())
+           for name, x in weights.items()):  # fmt: skip
         return "weights that are not finite"
     whole = [] if about.get("forward") else about["parameters"]
     steps = [("grad", whole), ("sum", whole)]
