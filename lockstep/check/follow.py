@@ -8,6 +8,7 @@ which the result is the same, is the partner. Names decide where values cannot.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, product
+from math import prod
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Followed:
             in order, or OPEN.
         open: the port's tensors that reach the loss and have no partner for some element.
         parts: where the values part, in the order of the program.
+        coarse: where they part by more than what rounds in float32.
         equal: whether the losses are.
     """
 
@@ -56,6 +58,7 @@ class Followed:
     unused: list[str]  # the port's tensors that do not reach the loss
     parts: list[PartedAt]
     equal: bool
+    coarse: list[PartedAt] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
     permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
     met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
@@ -81,10 +84,11 @@ def follow(reference: RecordedTape, port: LiveTape, weights: Arrays) -> Followed
         walk = _Walk(reference, port, weights, tolerance)
         walk.go()
         found.append(walk.result())
-        if not found[-1].open:
+        if found[-1].equal:
             break
     best = min(found, key=lambda each: len(each.open))
-    return replace(best, parts=found[0].parts, equal=found[0].equal)
+    parts, coarse = found[0].parts, found[-1].parts
+    return replace(best, parts=parts, coarse=coarse, equal=found[0].equal)
 
 
 @dataclass
@@ -482,15 +486,18 @@ class _Walk:
         return same and self.fits.shape(a) == self.fits.shape(b)
 
     def _fit_unit(self, unit: tuple[int, ...]) -> Iterator[Candidate]:
-        """Yields the reference's next tensors that fit a unit, in each layout."""
+        """Yields the reference's tensors without a partner that fit a unit, in each layout, the
+        next in its order first."""
+        shape = len(unit), *self.fits.shape(unit[0])
+        seen: set[int] = set()
         for meeting in self._near():
-            if len(unit) == 1:
-                yield from self.fits.candidates(meeting, list(unit), kinds=("whole",))
-            else:
-                for frontier in self.reference.frontiers(meeting):
-                    shape = len(unit), *self.fits.shape(unit[0])
-                    for x in turns(self.fits.held(frontier), shape):
-                        yield Candidate((meeting,), dict(zip(unit, x)))
+            for frontier in self.reference.frontiers(meeting):
+                fits = self.reference.values[frontier].size == prod(shape) <= LARGE
+                if not fits or frontier in seen or not self._is_left(meeting):
+                    continue
+                seen.add(frontier)
+                for x in turns(self.fits.held(frontier), shape):
+                    yield Candidate((meeting,), dict(zip(unit, x)))
 
     def _next_fitting(self, unknown: list[int]) -> Iterator[list[Candidate]]:
         near = self._near()
