@@ -12,6 +12,14 @@ from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_al
 from lockstep_recorder.operations import SEES_ORDER, ordered
 
 AXES = 5  # of a value whose orders are tried
+# Operations that only move, copy or join elements, as torch and JAX call them.
+JOINS = {"cat", "concatenate", "stack"}
+MOVES = JOINS | {
+    "alias", "broadcast_in_dim", "clone", "constant_pad_nd", "copy", "dynamic_slice", "expand",
+    "expand_dims", "flip", "gather", "index", "index_select", "narrow", "pad", "permute", "repeat",
+    "reshape", "rev", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
+    "tile", "transpose", "unbind", "unsqueeze", "view",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,11 +73,36 @@ def find_parts(
         ends.append((reference.loss, port.loss))
     found: list[PartedAt] = []
     for r, p in ends:
-        r = _first_apart(reference, alive[0] | (put[0] - {r}), r)
-        p = _first_apart(port, alive[1] | (put[1] - {p}), p)
-        moved = _find_rearranged((reference, r), (port, p), known, rows, met) or (r, p)
+        known_to = alive[0] | (put[0] - {r}), alive[1] | (put[1] - {p})
+        reached = [_with_moved(side, of) for side, of in zip((reference, port), known_to)]
+        r, p = _first_apart(reference, reached[0], r), _first_apart(port, reached[1], p)
+        here = (reference, r), (port, p)
+        moved = _find_rearranged(*here, known, rows, met) or _find_moved(*here, known_to) or (r, p)
         found.append(replace(part_at(reference, moved[0], port, moved[1]), number=r))
     return found
+
+
+def _with_moved(side: SideTape, alive: set[int]) -> set[int]:
+    """Adds to values what is moved, copied or joined of them alone: no difference begins there,
+    but by another order or other elements, for which its users are looked at."""
+    found = set(alive)
+    for n in side.data:
+        if side.values[n].op in MOVES and found.issuperset(side.data_inputs(n)):
+            found.add(n)
+    return found
+
+
+def _find_moved(
+    theirs: tuple[SideTape, int], ours: tuple[SideTape, int], alive: tuple[set[int], set[int]]
+) -> tuple[int, int] | None:
+    """Finds what moves other elements to two operations, such as a shift the other way; None where
+    these are given what both sides have."""
+    firsts = []
+    for (side, number), of in zip((theirs, ours), alive):
+        moved = [n for n in side.data_inputs(number) if n not in of]
+        firsts.append([(side.values[n].size, _first_apart(side, of, n)) for n in moved])
+    pairs = ((r, p) for (a, r), (b, p) in product(*firsts) if a == b)
+    return next(pairs, None)
 
 
 def _find_rearranged(
@@ -120,7 +153,7 @@ def _first_moved(
         if is_in_order(inputs[0]):
             return number
         (number,) = inputs
-    return None
+    return number if side.values[number].op in JOINS else None
 
 
 def _is_in_order(x: np.ndarray, shape: Shape, row: np.ndarray, tolerance: float) -> bool:

@@ -15,6 +15,7 @@ from lockstep.worker import Say, silent
 from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import prefixed
 
+COARSE = 1e-4  # relative: more than a constant made in float32 makes of a value
 STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
 
@@ -78,15 +79,19 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
     found = follower.found
     if found is None:
         return [f"no lines are named: {follower.lacks}"]
-    parts = [part for part in found.parts if part.reference and part.port]
+    fine, coarse = ([part for part in parts if part.reference and part.port]
+                    for parts in (found.parts, found.coarse))  # fmt: skip
     places = _Places(follower.tape, follower.reference.arrays)
     for root in forward:
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
+        parts = coarse if coarse and root.largest.figure > COARSE else fine
         here = next((part for part in parts if part.number in inside), None)
         if here:
             _put(root, here)
-    if parts and forward and not any(root.lines for root in forward):
-        _put(forward[0], parts[0])
+    if forward and not any(root.lines for root in forward):
+        parts = coarse if coarse and forward[0].largest.figure > COARSE else fine
+        for part in parts[:1]:
+            _put(forward[0], part)
     for root in [root for root in forward + states if not root.lines]:
         if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
             _put(root, used)
