@@ -90,8 +90,8 @@ def turned_windows(entries: list[Entry]) -> list[str]:
 
 
 def shuffled_tensors(entries: list[Entry]) -> list[str]:
-    """Returns the tensors that are paired row by row, or column by column, in another order, as
-    behind a flattening of other axes."""
+    """Returns the tensors whose rows or columns are paired in another order, one by one, as behind
+    a flattening of other axes, or in blocks, as behind parts that are joined otherwise."""
     places: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for entry in entries:
         theirs, ours = _place(entry.reference), _place(entry.port)
@@ -107,8 +107,8 @@ def shuffled_tensors(entries: list[Entry]) -> list[str]:
 
 
 def _place(piece: Piece) -> int | None:
-    """Returns the number of the row or column that a piece is; None for another piece."""
-    one = piece.cuts and piece.cuts[-1].index and len({cut.axis for cut in piece.cuts}) == 1
+    """Returns where the rows or columns of a piece begin; None for another piece."""
+    one = len({cut.axis for cut in piece.cuts}) == 1
     return sum(cut.start for cut in piece.cuts) if one else None
 
 

@@ -252,7 +252,8 @@ def test_kernels_that_are_turned_half_round_are_told() -> None:
                    layout.Piece("kernel", (layout.Cut(0, 4 - at, 6 - at),)))
              for at in range(0, 6, 2)]  # fmt: skip
     assert notes.turned_windows([*layers, *up, *parts]) == ["up.weight"]
-    assert notes.shuffled_tensors([*layers, *up, *parts]) == []
+    assert notes.shuffled_tensors([*layers, *up, *parts]) == ["qkv"]
+    assert notes.shuffled_tensors([*layers, *up]) == []
 
 
 @pytest.mark.parametrize(("order", "told"), [((0, 2, 1, 3), ["fc.weight"]), (range(4), [])])
