@@ -17,6 +17,7 @@ from lockstep_recorder.noise import largest_gaps, narrowest_of
 from lockstep_recorder.side import Arrays, ProgramSide
 from lockstep_recorder.torch_changes import Changed
 from lockstep_recorder.torch_modes import (
+    Autocast,
     Formats,
     MovedSums,
     Narrowing,
@@ -110,7 +111,8 @@ class TorchSide(ProgramSide):
             self.model._apply(widest)
             try:
                 self.load(weights)
-                with Narrowing(None if self.wide else self.written) as mode:
+                written = None if self.wide else self.written
+                with Autocast(self.device) as autocast, Narrowing(written, autocast) as mode:
                     self._loss(spec, batch)
                 self.narrow = mode.found
                 self.rounded = mode.rounded + [f"float32 of {n}" for n, _ in self._constants()]

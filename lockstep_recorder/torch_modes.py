@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_recorder.noise import spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.operations_torch import frames
-from lockstep_recorder.written import Written
+from lockstep_recorder.written import PRODUCTS, Written
 
 WIDE = (torch.float64, torch.complex128)
 ULPS = 4  # of float32: a table is made by some operations
@@ -26,11 +26,12 @@ class Narrowing(TorchDispatchMode):
 
     Args:
         written: notes the formats of all operations, if there is one.
+        autocast: knows that of products where the program asks for autocast.
     """
 
-    def __init__(self, written: Written | None = None) -> None:
+    def __init__(self, written: Written | None = None, autocast: Autocast | None = None) -> None:
         super().__init__()
-        self.written = written
+        self.written, self.autocast = written, autocast
         self.found: list[str] = []
         self.rounded: list[str] = []  # such as a table of positions that was made in float32
 
@@ -41,6 +42,8 @@ class Narrowing(TorchDispatchMode):
         for out in floats(y):
             if self.written:
                 operation, dtype = (str(x).split(".")[1] for x in (func, out.dtype))
+                if operation in PRODUCTS and self.autocast and out.dtype in WIDE:
+                    dtype = self.autocast.dtype or dtype  # which leaves float64 alone
                 self.written.note(operation, dtype, here)
             for x in given:
                 if x.dtype not in WIDE and out.dtype in WIDE:
@@ -50,6 +53,25 @@ class Narrowing(TorchDispatchMode):
                 if name not in self.found:
                     self.found.append(name)
         return y
+
+
+class Autocast(TorchFunctionMode):
+    """Keeps the format of products under autocast, such as "bfloat16"; "" where it is off: the
+    operations themselves are dispatched behind it.
+
+    Args:
+        device: its type.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.dtype = device, ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with contextlib.suppress(TypeError):  # torch before 2.4 asks otherwise
+            on = torch.is_autocast_enabled(self.device)
+            self.dtype = str(torch.get_autocast_dtype(self.device)).split(".")[1] if on else ""
+        return func(*args, **(kwargs or {}))
 
 
 class Nudged(TorchDispatchMode):

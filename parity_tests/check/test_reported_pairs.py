@@ -284,7 +284,11 @@ def test_a_softmax_in_a_narrower_format_than_products_is_a_difference(tmp_path: 
     narrow = changed(
         HALF, ("self.first(x)", "F.linear(x.bfloat16(), self.first.weight.bfloat16()).to(x)")
     )
-    for ref, port in ((HALF, whole), (HALF, HALF), (whole, narrow)):
+    cast = 'with torch.autocast("cpu", torch.bfloat16):\n            return '
+    autocast = changed(whole, ("return self.second(", f"{cast}self.second("))
+    (root,) = [r for r in check(tmp_path, autocast, narrow).roots if r.entry == "rounding"]
+    assert root.cause.startswith("in bfloat16, for float32: ")
+    for ref, port in ((HALF, whole), (HALF, HALF), (whole, narrow), (autocast, autocast)):
         assert not [r for r in check(tmp_path, ref, port).roots if r.entry == "rounding"]
 
 
