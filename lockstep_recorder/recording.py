@@ -196,7 +196,7 @@ def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
 
 
 def moments(x: np.ndarray) -> dict[str, float]:
-    """Returns the moments by which initial values are compared; of a mask, those of what is finite."""
+    """Returns the moments by which initial values are compared, of what is finite."""
     if not np.isfinite(x).all():
         x = x[np.isfinite(x)]
     pieces = np.array_split(np.ravel(x), x.size // PIECE + 1)  # or a copy in float64 is large
