@@ -47,8 +47,8 @@ class Followed:
             in order, or OPEN.
         open: the port's tensors that reach the loss and have no partner for some element.
         parts: where the values part, in the order of the program.
-        coarse: where they part by more than what rounds in float32.
         equal: whether the losses are.
+        coarse: where the values part by more than what rounds in float32.
     """
 
     source: dict[str, np.ndarray]
@@ -58,10 +58,10 @@ class Followed:
     unused: list[str]  # the port's tensors that do not reach the loss
     parts: list[PartedAt]
     equal: bool
-    coarse: list[PartedAt] = field(default_factory=list)
     guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
     permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
     met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
+    coarse: list[PartedAt] = field(default_factory=list)
 
     def partners(self, name: str) -> list[str]:
         """Lists the reference's tensors of which a tensor of the port is made, in its own order."""

@@ -75,6 +75,44 @@ def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
     assert part.reference.endswith("return self.head(self.norm(x))")
 
 
+# By what stands before a difference: both programs, a part of the line at which each differs.
+BEHIND = {
+    "parts joined the other way round": (
+        Pair(("self.w = P(2 * D, D)", "y = torch.cat([x, torch.tanh(x)], -1)\n"
+              "return F.group_norm(y.mT, 3).mT @ self.w"),
+             ("self.w = P(2 * D, D)", "y = torch.cat([torch.tanh(x), x], -1)\n"
+              "return F.group_norm(y.mT, 3).mT @ self.w"), {}),
+        ("torch.cat([x,", "torch.cat([torch.tanh"),
+    ),
+    "a copy that the reference does not make": (
+        Pair(("", "v = torch.tanh(x)\ns = (x @ x.mT).tril()\nreturn 2 * (s @ v)"),
+             ("", "v = torch.tanh(x).repeat_interleave(2, -1)\ns = (x @ x.mT).tril(-1)\n"
+              "return (s @ v).view(B, T, D, 2).sum(-1)"), {}),
+        (".tril()", ".tril(-1)"),
+    ),
+    "a shift the other way": (
+        Pair(("", "y = F.pad(x, (0, 0, 1, -1))\nreturn torch.tanh(x) * y.sin()"),
+             ("", "y = F.pad(x, (0, 0, -1, 1))\nreturn torch.tanh(x) * y.sin()"), {}),
+        ("F.pad(x, (0, 0, 1, -1))", "F.pad(x, (0, 0, -1, 1))"),
+    ),
+    "a table in float32": (
+        Pair(("", "x = x + torch.arange(T).div(7).double().sin()[:, None]\nreturn 3 * x.tanh()"),
+             ("", "x = x + torch.arange(T).double().div(7).sin()[:, None]\nreturn 3 * x.sin()"),
+             {}),
+        ("3 * x.tanh()", "3 * x.sin()"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_difference_behind_others_that_are_none_is_named_by_its_lines(
+    name: str, tmp_path: Path
+) -> None:
+    pair, lines = BEHIND[name]
+    part = followed_pair(pair, tmp_path).coarse[0]
+    assert lines[0] in part.reference and lines[1] in part.port, part
+
+
 def test_siblings_stand_as_the_walk_finds_them_and_not_as_they_are_listed(tmp_path: Path) -> None:
     """A choice that a later value refutes is taken back."""
     pair = PAIRS["siblings of one shape"]
