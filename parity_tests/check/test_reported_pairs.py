@@ -252,11 +252,16 @@ def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
 
 
 CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"
+
+
 def test_a_buffer_may_be_a_mask_of_infinite_values(tmp_path: Path) -> None:
     """As that of OpenAI's Whisper, which was refused as a trace that is none."""
     masked = changed(
         PLAIN,
-        ("self.first, ", 'self.register_buffer("mask", torch.arange(D).log().neg())\n        self.first, '),
+        (
+            "super().__init__()",
+            'super().__init__()\n        self.register_buffer("mask", -torch.arange(D).log())',
+        ),
         ("torch.tanh(self.first(x))", "(self.first(x) + 1 / self.mask).softmax(-1)"),
     )
     infinite = changed(masked, ("1 / self.mask", "(-self.mask).clamp(max=0)"))
