@@ -191,8 +191,42 @@ def batch(step):
     return {"tokens": draw.integers(0, 11, (4, 6)), "mask": (np.arange(6) < lengths[:, None]).astype("int64")}
 """
 HEAD = POOLED[POOLED.index("        self.head =") : POOLED.index("def build")]
+CHANNELS = """
+import numpy as np
+import torch
+from torch import nn
+
+H = 2  # heads
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.proj = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 24, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        x = self.embed(x)
+        b, c, h, w = x.shape
+        q, k, v = (z.reshape(b, H, c // H, h * w) for z in self.qkv(x).chunk(3, 1))
+        scores = torch.einsum("bhct,bhcs->bhts", q, k) / (c // H) ** 0.5
+        y = torch.einsum("bhts,bhcs->bhct", scores.softmax(-1), v)
+        return x + self.proj(y.reshape(b, c, h, w))
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(2, 3, 3, 4))}
+"""
 PROGRAMS = {"attention": ATTENTION, "cell": CELL, "gathered": GATHERED, "stepped": STEPPED,
-            "fused": FUSED, "pooled": POOLED}  # fmt: skip
+            "fused": FUSED, "pooled": POOLED, "channels": CHANNELS}  # fmt: skip
 
 
 class Plant(NamedTuple):
@@ -211,6 +245,9 @@ PLANTS = [
           "attention", "groups: tiled, for repeated"),
     Plant("fused", "attention fused", "view(b, t, 3, H, D // H).permute(2, 0, 3, 1, 4)",
           "view(b, t, H, 3, D // H).permute(3, 0, 2, 1, 4)", "attention",
+          "fused: query, key and value in each head, for query, key and value"),
+    Plant("channels", "attention fused", "(z.reshape(b, H, c // H, h * w) for z in self.qkv(x).chunk(3, 1))",
+          "self.qkv(x).reshape(b, H, 3, c // H, h * w).unbind(2)", "proj",
           "fused: query, key and value in each head, for query, key and value"),
     Plant("pooled", "mean over padding", HEAD, HEAD.replace("self.head = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1))",
           "self.first, self.last = nn.Linear(8, 5), nn.Linear(5, 1)").replace(

@@ -1,6 +1,7 @@
 """Attention between query, key, value and the output: scale, mask, heads, exchanged operands."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations, islice, product
 from typing import Any
 
@@ -36,6 +37,7 @@ WORK = 2e9  # elements of scores that are made in search of either side's config
 
 def attention(scene: Scene) -> Cause | None:
     """Both programs refitted: the reference near what is usual, the port near the reference."""
+    scene = _channels_last(scene)
     for operands, heads in _operands(scene):
         rows = _rows(scene, operands[0].shape[0])
         own = tuple(x[rows] for x in operands)
@@ -68,6 +70,22 @@ def attention(scene: Scene) -> Cause | None:
         if theirs and ours:
             return _cause(theirs, ours)
     return None
+
+
+def _channels_last(scene: Scene) -> Scene:
+    """Puts channels behind positions, where a convolution gives query, key and value in one."""
+    shape = scene.shape
+    fused = {name: x for name, x in scene.operands.items() if len(shape) > 2
+             and x.shape == (shape[0], 3 * shape[1], *shape[2:])}  # fmt: skip
+    if not fused or scene.last is not None:
+        return scene
+    turned = {name: _turn(x) for name, x in fused.items()}
+    return replace(scene, ours=_turn(scene.ours), theirs=_turn(scene.theirs), operands=turned)
+
+
+def _turn(x: np.ndarray) -> np.ndarray:
+    """(B, C, ...) -> (B, T, C)."""
+    return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
 
 
 def _usual(factors: dict[str, list[Any]]) -> Iterator[Config]:
