@@ -33,6 +33,7 @@ NEAR = 8  # of the reference's operations that are tried where none has the same
 GUESSES = 24  # layouts of one tensor that are tried ahead
 UNITS, WINDOW = 3, 100  # open tensors that are guessed together; values in which they are sought
 TOGETHER, MOST_JOINTLY = 24, 400  # layouts of one of them; of all together
+FAILURES = 12  # of such guesses, after which none is tried any more
 RETURNS = 30  # to an earlier choice, in one walk
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
 OPEN = -1  # an element of the port that has no partner
@@ -152,7 +153,7 @@ class _Walk:
         self.indexes = names.align_indexes(*sides)  # of the port's tensors, of the reference's
         self.choices: list[Fork] = []
         self.permuted: set[str] = set()
-        self.returns = RETURNS
+        self.returns, self.failures = RETURNS, 0
 
     def go(self) -> None:
         roots = [n for n in self.port.data if n in self.now.have]
@@ -446,6 +447,8 @@ class _Walk:
         """Takes the next tensors that fit several open ones, such as the rows of a kernel that is
         multiplied by hand, or a decay and a bonus that meet in one sum, if a later value confirms
         them together."""
+        if self.failures == FAILURES:
+            return False
         units = self._open_units(number)
         for count in range(1 if units and len(units[0]) > 1 else 2, len(units) + 1):
             chosen = units[:count]
@@ -462,6 +465,7 @@ class _Walk:
                     self._take(candidate)
                     self.now.guessed += list(candidate.places)
                     return True
+        self.failures += 1
         return False
 
     def _open_units(self, number: int) -> list[tuple[int, ...]]:
