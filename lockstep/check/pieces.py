@@ -1,7 +1,7 @@
 """Entries of a mapping, from the elements that following the data has paired."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import prod
@@ -48,7 +48,7 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
         copies = taken[places].any()  # what has a partner already
         untied = copies and not all(r.name in aliases for r, _, _ in pieces)
         moved = places.ndim < 3 and _is_in_another_order([r for r, _, _ in pieces], reference)
-        if untied or (moved and name not in found.permuted) or _turns_window(pieces, reference):
+        if untied or (moved and name not in found.permuted) or turns_window(pieces, reference):
             continue
         if _is_copied(name, reference, port) and not _is_joined(name, pieces, port):
             continue
@@ -123,18 +123,20 @@ def permuted_modules(mapping: Mapping) -> set[str]:
     }  # fmt: skip
 
 
-def _turns_window(pieces: list[Found], reference: Tensors) -> bool:
+def turns_window(pieces: Sequence[Found], reference: Tensors) -> bool:
     """Says if a convolution's kernel has its window turned over: only a transposed one may have a
     half turn, in some frameworks, and none has its height and width exchanged."""
-    (r, _, axes), *others = pieces or [(Piece(""), Piece(""), ())]
+    r = pieces[0][0] if pieces else Piece("")
     kind, n = reference.kinds.get(r.name, ""), len(reference.shapes.get(r.name, ()))
     if "Conv" not in kind or n < 3:
         return False
-    if others:  # of one kernel, not a stack of several
-        return "Transpose" not in kind and all(other.name == r.name for other, *_ in others)
+    most = max(Counter(piece.name for piece, _, _ in pieces).values())
+    if most > 1:  # of one kernel, not a stack of several
+        return "Transpose" not in kind
     first = 2 if reference.framework == "torch" else 0
-    window = [axes.index(axis) for axis in range(first, first + n - 2) if axis in axes]
-    return window != sorted(window)
+    windows = ([axes.index(axis) for axis in range(first, first + n - 2) if axis in axes]
+               for _, _, axes in pieces)  # fmt: skip
+    return any(window != sorted(window) for window in windows)
 
 
 def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:

@@ -14,6 +14,7 @@ from lockstep.check.causes import statistics
 from lockstep.check.lines import Follower
 from lockstep.check.locate import find_roots
 from lockstep.check.modules import Calls, make_pairing, masked_positions, pair_calls
+from lockstep.check.pieces import turns_window
 from lockstep.check.port import Port
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.check.rungs import Stage
@@ -254,6 +255,21 @@ def test_kernels_that_are_turned_half_round_are_told() -> None:
     assert notes.turned_windows([*layers, *up, *parts]) == ["up.weight"]
     assert notes.shuffled_tensors([*layers, *up, *parts]) == ["qkv"]
     assert notes.shuffled_tensors([*layers, *up]) == []
+
+
+def test_a_stack_of_kernels_whose_windows_are_turned_is_no_layout() -> None:
+    side = replace(tensors({"h.0.weight": (4, 1, 3), "h.1.weight": (4, 1, 3)}, "torch"),
+                   kinds={"h.0.weight": "Conv1d", "h.1.weight": "Conv1d"})  # fmt: skip
+
+    def layer(number: int, *cuts: layout.Cut) -> layout.Piece:
+        return layout.Piece("kernel", (layout.Cut(0, number, number + 1, True), *cuts))
+
+    whole = [(layout.Piece(f"h.{k}.weight"), layer(k), (2, 0, 1)) for k in range(2)]
+    turned = [(layout.Piece(f"h.{k}.weight", (layout.Cut(2, 2 - j, 3 - j, True),)),
+               layer(k, layout.Cut(0, j, j + 1, True)), (0, 1))
+              for k in range(2) for j in range(3)]  # fmt: skip
+    assert not turns_window(whole, side)
+    assert turns_window(turned, side)
 
 
 @pytest.mark.parametrize(("order", "told"), [((0, 2, 1, 3), ["fc.weight"]), (range(4), [])])

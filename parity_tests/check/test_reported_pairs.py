@@ -254,6 +254,31 @@ def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
 CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"
 
 
+CONVOLVED = changed(
+    PLAIN,
+    ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Conv1d(1, 1, 3, padding=2), nn.Linear(D, D)"),
+    ("self.first(x)", "self.first(x[:, None])[:, 0, :D]"),
+)
+BY_HAND = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.taps, self.bias = nn.Parameter(torch.randn(3, 1)), nn.Parameter(torch.randn(1))
+        self.second = nn.Linear(D, D)
+
+    def forward(self, x):
+        y = F.pad(x, (2, 0))
+        y = sum(y[:, j : j + D] * self.taps[j] for j in range(3))
+        return self.second(torch.tanh(y + self.bias))
+"""
+
+
+def test_a_kernel_by_hand_is_equal_unless_its_window_is_turned(tmp_path: Path) -> None:
+    turned = changed(BY_HAND, ("self.taps[j]", "self.taps[2 - j]"))
+    assert check(tmp_path, CONVOLVED, BY_HAND).verdict == "equal"
+    assert check(tmp_path, CONVOLVED, turned).verdict == "different"
+
+
 def test_a_buffer_may_be_a_mask_of_infinite_values(tmp_path: Path) -> None:
     """As that of OpenAI's Whisper, which was refused as a trace that is none."""
     masked = changed(
