@@ -424,8 +424,14 @@ class _Walk:
         return any(self.known.find(row) for row in rows if row[0] > 1)
 
     def _near(self) -> list[int]:
-        """Lists the reference's operations without a partner, the next in its order first."""
-        return [m for m in self.reference.meetings if m not in self.now.done]
+        """Lists the reference's operations without a partner, the next in its order first; those
+        whose tensors have partners, such as a second use, come last."""
+        near = [m for m in self.reference.meetings if m not in self.now.done]
+        return sorted(near, key=lambda m: not self._may_be_left(m))
+
+    def _may_be_left(self, meeting: int) -> bool:
+        sizes = (self.reference.values[f].size for f in self.reference.frontiers(meeting))
+        return max(sizes, default=0) > LARGE or self._is_left(meeting)
 
     def _guess(
         self, number: int, unknown: list[int], also: dict[int, np.ndarray] | None = None,
