@@ -28,7 +28,8 @@ from lockstep.check.turns import digest, turns
 from lockstep.model.params import Arrays
 from lockstep_recorder.operations import marginals
 
-AHEAD = 24  # values after an operation in which a guess must be confirmed
+AHEAD = 24  # values made of an operation in which a guess must be confirmed
+FURTHEST = 240  # values behind an operation in which these are sought
 NEAR = 8  # of the reference's operations that are tried where none has the same data
 GUESSES = 24  # layouts of one tensor that are tried ahead
 UNITS, WINDOW = 3, 100  # open tensors that are guessed together; values in which they are sought
@@ -404,7 +405,8 @@ class _Walk:
         """
         found, known = [number], {number}
         given = self.now.given.keys() | set(also)
-        for n in self.port.data[self.port.data.index(number) + 1 :]:
+        at = self.port.data.index(number) + 1
+        for n in self.port.data[at : at + FURTHEST]:
             inputs = self.port.data_inputs(n)
             there = all(i in known or i in self.now.have for i in inputs)
             if there and given.issuperset(self.port.frontiers(n)):
