@@ -48,6 +48,7 @@ class Result:
     port: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     uncompared: list[str] = field(default_factory=list)  # state that has no partner
+    shuffled: list[str] = field(default_factory=list)  # tensors with rows in another order
 
 
 def run(
@@ -111,7 +112,7 @@ def run(
     uncompared = notes.unmatched_state(reference, trial, entries) + notes.untied(entries, climbed)
     return Result(verdict, climbed, roots, echoes, accepted, drawn, beside, found,
                   trial.pairing.calls, partnerless, reference.about, port.facts, limits,
-                  uncompared)  # fmt: skip
+                  uncompared, notes.shuffled_tensors(entries))  # fmt: skip
 
 
 def calls_of(reference: Trace) -> Calls:

@@ -45,6 +45,8 @@ def headline(result: Result) -> str:
     drawn = sum(len(root.names) for root in result.initial)
     beside = "".join(f"; beside: {n}" for n in dict.fromkeys(r.entry for r in result.beside))
     beside += f"; initial values differ ({drawn})" if drawn else ""
+    moved = len(result.shuffled)
+    beside += f"; weights in another order ({moved})" if moved else ""
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs) - bool(drawn)
         lacking = [rung.number for rung in result.rungs if rung.lacks]

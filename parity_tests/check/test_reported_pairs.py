@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.check import report
 from lockstep.check.check import Result
 from lockstep.errors import UserError
 from lockstep_recorder.main import open_side
@@ -277,6 +278,28 @@ def test_a_kernel_by_hand_is_equal_unless_its_window_is_turned(tmp_path: Path) -
     turned = changed(BY_HAND, ("self.taps[j]", "self.taps[2 - j]"))
     assert check(tmp_path, CONVOLVED, BY_HAND).verdict == "equal"
     assert check(tmp_path, CONVOLVED, turned).verdict == "different"
+
+
+SKIPPED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(D, D), nn.Linear(2 * D, D)
+
+    def forward(self, x):
+        return self.outer(torch.cat([x, torch.tanh(self.inner(x))], 1))
+"""
+
+
+def test_weights_in_another_order_are_told_in_the_headline(tmp_path: Path) -> None:
+    """The port is equal from the weights that the mapping gives, and not from those of a file."""
+    theirs = changed(SKIPPED, ("inner", "first"), ("outer", "second"))
+    turned = changed(SKIPPED, ("[x, torch.tanh(self.inner(x))]", "[torch.tanh(self.inner(x)), x]"))
+    told = "; weights in another order (1)"
+    for ours, said in ((SKIPPED, False), (turned, True)):
+        result = check(tmp_path, theirs, ours)
+        assert result.verdict == "equal"
+        assert (told in report.headline(result)) is said
 
 
 def test_a_buffer_may_be_a_mask_of_infinite_values(tmp_path: Path) -> None:
