@@ -460,7 +460,10 @@ class _Walk:
         units = self._open_units(number)
         for count in range(1 if units and len(units[0]) > 1 else 2, len(units) + 1):
             chosen = units[:count]
-            ahead = self._ahead(number, also=[f for unit in chosen for f in unit])
+            filled = {f for unit in chosen for f in unit}
+            if any(self._is_open(f) for f in {*self.port.frontiers(number)} - filled):
+                continue
+            ahead = self._ahead(number, also=filled)
             fitting = [list(islice(self._fit_unit(unit), 1 + TOGETHER // count)) for unit in chosen]
             combined = (_joined(each) for each in product(*fitting))
             candidates = list(islice((c for c in combined if c), MOST_JOINTLY))
