@@ -25,8 +25,9 @@ def find_device(asked: str) -> jax.Device:
         UserError: there is no such device.
     """
     require_kind("jax", asked)
-    # So the main thread takes a step's buffers on a CPU, which `--autotune memory=kept` needs.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    # One process's main thread takes a step's buffers on a CPU: `--autotune memory=kept` needs it.
+    # Among several, a collective in the main thread would end the process when another is missing.
+    jax.config.update("jax_cpu_enable_async_dispatch", process_count() > 1)
     if asked == "cpu":
         jax.config.update("jax_platforms", "cpu")
     join()
