@@ -43,6 +43,8 @@ FRAMEWORKS = {"jax": "jax_impl.train", "torch": "torch_ref.train"}
 COSTS = {"tokens_per_second", "mfu", "peak_bytes", "seconds"}
 # Planted bugs that went with the code in which they were planted, or have another name.
 RETIRED = {
+    "autotune: memory-by-a-layer",  # no layer is raced any more, but operations
+    "autotune: weights-move",  # nor is any weight updated in a race
     "bare peer: blocks-of-queries-alone",
     "peer: default-groups",  # these four are planted in the bare peer now
     "peer: default-schedule",
