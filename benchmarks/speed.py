@@ -98,7 +98,7 @@ def start(contender: str, flags: str) -> Callable[[dict[str, Any], Arrays], Mess
 
 
 def measure(pairs: int = PAIRS, restarts: int = RESTARTS, **fields: Any) -> dict[str, Any]:
-    """Some pairs with each of several pairs of processes: where one's memory lies is luck."""
+    """Times pairs of turns in several pairs of processes, for where one's memory lies is luck."""
     race = Race(**fields)
     turns = [turn for _ in range(restarts) for turn in heat(race, pairs // restarts)]
     return {"seconds": turns, **interval(turns), "base": SMALL}

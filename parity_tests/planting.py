@@ -43,7 +43,7 @@ def edit(function: Any, old: str, new: str) -> Plant:
 
 
 def edit_each(owners: tuple[Any, ...], name: str, old: str, new: str) -> Plant:
-    """The same change in several, such as JAX's class and PyTorch's."""
+    """Plants one edit in several owners, such as JAX's class and PyTorch's."""
     return several(*(edit(getattr(owner, name), old, new) for owner in owners))
 
 

@@ -81,16 +81,18 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
         return [f"no lines are named: {follower.lacks}"]
     fine, coarse = ([part for part in parts if part.reference and part.port]
                     for parts in (found.parts, found.coarse))  # fmt: skip
+
+    def parts_for(root: Root) -> list[PartedAt]:
+        return coarse if coarse and root.largest.figure > COARSE else fine
+
     places = _Places(follower.tape, follower.reference.arrays)
     for root in forward:
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
-        parts = coarse if coarse and root.largest.figure > COARSE else fine
-        here = next((part for part in parts if part.number in inside), None)
+        here = next((part for part in parts_for(root) if part.number in inside), None)
         if here:
             _put(root, here)
     if forward and not any(root.lines for root in forward):
-        parts = coarse if coarse and forward[0].largest.figure > COARSE else fine
-        for part in parts[:1]:
+        for part in parts_for(forward[0])[:1]:
             _put(forward[0], part)
     for root in [root for root in forward + states if not root.lines]:
         if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):

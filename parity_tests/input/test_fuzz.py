@@ -100,7 +100,7 @@ def trusting_entry(name: str, tensor: Any) -> stream.TensorEntry:
 
 
 def exchanged(form: str, module: Any, function: str, bug: Any, **changed: bytes) -> Example:
-    """One of the forms, sound but for some files, by the beginnings of their names."""
+    """Makes an example of a form in which some files are changed, named by their beginnings."""
     files = FORMS[form].made()[0]
     other = {name: changed.get(name.partition(".")[0], content) for name, content in files.items()}
     return Example(form, module, function, bug, FORMS[form].sign(other), FORMS[form].read)

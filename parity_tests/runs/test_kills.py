@@ -98,7 +98,7 @@ def begin_or_resume(flags: str) -> str:
 def test_a_run_killed_again_and_again_is_one_that_never_was(
     processes: int, request: pytest.FixtureRequest
 ) -> None:
-    """What is killed leaves no torn checkpoint; at least one kill is amid a save."""
+    """Kills leave no torn checkpoint, and at least one of them comes amid a save."""
     kills, dice = 300 if request.config.getoption("--full") else 8, random.Random(processes)
     flags, amid_a_save = f"{SMALL} --steps {100 * kills}", 0
     for number in range(kills):

@@ -75,7 +75,7 @@ def test_the_reference_is_ml_dtypes(name: str) -> None:
 
 
 def test_tf32_is_half_of_its_last_place_added_to_the_bits() -> None:
-    """Of a number, which may become infinite; what is none stays."""
+    """A finite number may become infinite; NaN and infinity stay."""
     x = patterns(table.TF32)
     rounded = reference.round_to(x, table.TF32)
     finite = np.isfinite(x)
