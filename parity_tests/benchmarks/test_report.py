@@ -1,19 +1,26 @@
 """Tables: which cells may stand in one, and that each bound can be missed."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import cells, report, speed
+from benchmarks import cells, ladder, report, speed
 from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
 from lockstep.config.policy import POLICIES
 from lockstep.judge.tolerances import Tolerance
 from lockstep.process import ROOT
 from lockstep.train import autotune
-from parity_tests.benchmarks.test_run import QUICK
+from parity_tests.conftest import Outcomes
+
+QUICK: dict[str, Any] = {
+    "model": "gpt2", "n_layer": 1, "n_head": 1, "d_model": 8, "context": 8, "vocab": 256,
+    "batch_size": 2, "policy": "fp32",
+}  # fmt: skip
 
 
 def cell(contender: str = "torch", **flags: Any) -> cells.Cell:
@@ -130,3 +137,31 @@ def test_the_floor_is_held_against_the_lower_end(ratio: float, holds: bool) -> N
     cell = f"{row['speed']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
     short = "" if holds else ", **falls short**"
     assert beside.splitlines()[2:] == [f"| x | {cell}{short} |  | 0.97 |", f"| y |  | {cell} |  |"]
+
+
+# --- the ladder
+
+
+def test_a_failed_rung_is_never_called_equal(tmp_path: Path) -> None:
+    """Its row is there as soon as the rung has ended."""
+    file = tmp_path / "rungs.jsonl"
+    options = {"--device": "cuda", "--status": str(file)}
+    config: Any = SimpleNamespace(getoption=options.get, option=SimpleNamespace())
+    outcomes = Outcomes(config)
+    where = '"rung": 3, "policy": "bf16", "row": "a"'
+    worst = '"worst": {"figure": 1.0, "bound": 2.0, "rule": "r"}'
+    texts = ('"verdict": "equal", ' + worst, '"verdict": "failed", "why": "RuntimeError: x"',
+             '"verdict": "different", ' + worst)  # fmt: skip
+    verdicts = []
+    for text in texts:
+        given: Any = SimpleNamespace(
+            user_properties=[("outcome", f"{{{where}, {text}}}")], when="call", duration=1.0
+        )
+        outcomes.pytest_runtest_logreport(given)
+        (row,) = results.read(file).values()
+        verdicts.append(row["verdict"])
+    assert verdicts == ["equal", "failed", "failed"] and row["cases"] == 3
+    assert "failed: a: RuntimeError: x" in ladder.status({"bf16 3": row})
+    alone = {name: value for name, value in row.items() if name != "worst"}
+    assert "| `bf16` | 0 of 1 |  |  |" in ladder.policies({"bf16 3": alone})
+    assert "rung 3: failed, a: RuntimeError: x |" in report.describe({"bf16 3": row})
