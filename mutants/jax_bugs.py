@@ -21,13 +21,22 @@ from jax_impl.extra.formats import gradients
 from jax_impl.extra.lora import LoRALinear
 from jax_impl.extra.mesh import gather, mesh
 from jax_impl.extra.packed import Segments
-from jax_impl.extra.scan import Stacked
 from jax_impl.io import bridge
-from jax_impl.pure import PureGPT, jit_method
+from jax_impl.pure import PureGPT
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.batch import Batch
 from mutants import jax_formats, module_formats
-from mutants.patch import Plant, after, assign, both, round_always, scale_adapters, train_all, wrap
+from mutants.patch import (
+    Plant,
+    after,
+    assign,
+    both,
+    edit,
+    round_always,
+    scale_adapters,
+    train_all,
+    wrap,
+)
 
 # --- the model
 
@@ -45,63 +54,7 @@ def round_forward(ending: str) -> Plant:
     return wrap(PureGPT, "__call__", wrong)
 
 
-# --- accumulation and the loss scale
-
-
-def accumulate_plainly(
-    config: Any, mask: Any, dtype: str, norms: optim.Norms
-) -> optax.GradientTransformationExtraArgs:
-    """optax.MultiSteps around AdamW, with nothing said of overflows."""
-    inner = optim.adamw(config, mask, dtype, norms)
-    steps = optax.MultiSteps(inner, config.accum, False, accumulator_dtype=jnp.dtype(dtype))
-    return optax.GradientTransformationExtraArgs(
-        steps.init, lambda grads, state, params, do_step: steps.update(grads, state, params)
-    )
-
-
-def with_floor(right: Callable, config: Any, scale: Any, good_steps: Any) -> jmp.LossScale:
-    """jmp's own floor of 1, which GradScaler has not."""
-    if not isinstance(right(config, scale, good_steps), jmp.DynamicLossScale):
-        return jmp.NoOpLossScale()
-    return jmp.DynamicLossScale(scale, good_steps, config.loss_scale_interval)
-
-
-def look_at_head(right: Callable, self: Any, measure: Callable, tensors: Any) -> jax.Array:
-    """All others are taken for finite; their norms are their own."""
-    if measure is jmp.all_finite:
-        tensors = {
-            name: g if name.startswith("head") else jnp.ones_like(g) for name, g in tensors.items()
-        }
-    return right(self, measure, tensors)
-
-
-# --- the optimizer
-
-
-def clip_unless_half(right: Callable, self: step.Trainer, config: Any, *rest: Any) -> None:
-    """Clips nothing in half precision."""
-    half = config.precision.roles.compute in ("bfloat16", "float16")
-    right(self, config.replace(clip=1e9) if half else config, *rest)
-
-
-def clip_as_optax(right: Callable, clip: float, norms: optim.Norms) -> optax.GradientTransformation:
-    """Without torch's 1e-6 in the denominator."""
-
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        factor = jnp.minimum(1.0, clip / optax.tree.norm(grads))
-        clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        return clipped, right(clip, norms).update(grads, state)[1]
-
-    return optax.GradientTransformation(right(clip, norms).init, update)
-
-
 # --- evaluation and sampling
-
-
-def evaluate_in_compute(right: Callable, self: step.Trainer, batches: Batch) -> jax.Array:
-    """The mean is taken, and reported, in the compute dtype."""
-    loss = right(self, batches)
-    return loss.astype(self.config.precision.roles.compute).astype(loss.dtype)
 
 
 def evaluate_first_weights(right: Callable, self: Any, batches: Batch) -> jax.Array:
@@ -115,24 +68,6 @@ def evaluate_first_weights(right: Callable, self: Any, batches: Batch) -> jax.Ar
     found = right(self, batches)
     self.state = now
     return found
-
-
-@jit_method
-def logits(self: step.Trainer, state: Any, batch: Batch) -> jax.Array:
-    """Under the training policy."""
-    return self.model(self.weights(state, Dropout.off()))(batch)
-
-
-# --- remat
-
-
-def keep_in_compute(right: Callable, layer: Callable, remat: str) -> Callable:
-    """Keeps a block's input in the compute dtype."""
-
-    def run(block: Any, index: Any, x: jax.Array) -> jax.Array:
-        return right(layer, remat)(block, index, x.astype(jnp.bfloat16).astype(x.dtype))
-
-    return run if remat == "block" else right(layer, remat)
 
 
 # --- several devices
@@ -184,32 +119,6 @@ def forget_island(name: str) -> Plant:
     return wrap(Dtypes, "at", wrong)
 
 
-def stand_for_all(
-    right: Callable, self: Any, config: Any, parts: Any, path: str, **how: str
-) -> None:
-    """The first block stands for all, as where layers are scanned."""
-    right(self, config, parts, "blocks.0", **how)
-
-
-def normalize_fast(x: Any, weight: Any, bias: Any, eps: float) -> jax.Array:
-    """E[x^2] - E[x]^2, the default of Flax's norms."""
-    mean = x.mean(-1, keepdims=True)
-    variance = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)
-    return (x - mean) * jax.lax.rsqrt(variance + eps) * weight + (0 if bias is None else bias)
-
-
-def attend_in_compute(
-    q: Any, k: Any, v: Any, places: Any, *, policy: jmp.Policy, **_: Any
-) -> jax.Array:
-    """jax.nn.softmax works in its input's dtype."""
-    q, k, v = policy.cast_to_compute((q, k, v))
-    scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
-    t, s = scores.shape[-2:]
-    causal = jnp.tril(jnp.ones((t, s), bool), s - t)  # queries of the last t places
-    probs = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhts,bshk->bthk", probs, v)
-
-
 def add_rounded(multiply: Callable) -> Callable:
     """A product that is rounded before its bias goes in, and the sum with it once more."""
     return lambda x, w, bias: multiply(x, w) if bias is None else multiply(x, w) + bias
@@ -248,18 +157,6 @@ def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return x * jax.lax.rsqrt(mean + eps) * weight
 
 
-def copy_square_weights(right: Callable, name: str, array: Any) -> Any:
-    return array if "attn.proj" in name else right(name, array)
-
-
-# --- dropout
-
-
-def share_mask(right: Callable, self: Any, x: jax.Array, layer: Any, site: str) -> jax.Array:
-    """The index of a scanned layer does not reach its mask."""
-    return right(self, x, -1 if isinstance(layer, int) and layer < 0 else 0, site)
-
-
 BUGS: dict[str, Plant] = {
     "embedding-rounded-forward-in-jax": round_forward("embed.weight"),
     "positions-rounded-forward-in-jax": round_forward("position.weight"),
@@ -268,22 +165,26 @@ BUGS: dict[str, Plant] = {
     **jax_formats.BUGS,
     **{f"{name}-in-jax": plant for name, plant in module_formats.BUGS.items()},
     # optax's default, under float64 too
-    "multisteps-in-float32": wrap(optax, "MultiSteps", lambda right, *args, accumulator_dtype,
-                                  **rest: right(*args, **rest)),
-    "plain-multisteps": assign(step, "optimizer", accumulate_plainly),
+    "multisteps-in-float32": edit(
+        optim.optimizer, ", accumulator_dtype=jnp.dtype(param_dtype)", ""
+    ),
+    # nothing is said of overflows
+    "plain-multisteps": edit(optim.optimizer, "do_step: do_step", "do_step: jnp.array(True)"),
     # the loss is divided by N already
-    "mean-of-means": wrap(optax, "MultiSteps", lambda right, inner, n, use_grad_mean, **rest: right(
-        inner, n, **rest)),
-    "loss-scale-floor": wrap(step, "loss_scale", with_floor),
+    "mean-of-means": edit(optim.optimizer, "use_grad_mean=False, ", ""),
+    # jmp's own, which GradScaler has not
+    "loss-scale-floor": edit(precision.loss_scale, "jnp.float32(0)", "jnp.float32(1)"),
     "overflow-ignored": assign(jmp, "all_finite", lambda tree: jnp.array(True)),
-    "overflow-in-head": both(
-        wrap(step.Trainer, "by_tensor", look_at_head), wrap(Stacked, "by_tensor", look_at_head)
+    # all others are taken for finite
+    "overflow-in-head": edit(
+        step.Trainer.unscale, "(jmp.all_finite, grads)", "(jmp.all_finite, {name: g if name"
+        ".startswith('head') else jnp.ones_like(g) for name, g in grads.items()})",
     ),
     "same-rows-on-every-device": wrap(mesh, "place_rows", lambda right, batch, mesh: right(
         batch.map_arrays(lambda x: np.repeat(x[..., :1, :], x.shape[-2], -2)), mesh)),
     "rows-shifted-in-a-process": wrap(mesh, "place_rows", lambda right, batch, mesh: right(
         batch.map_arrays(lambda x: np.roll(x, jax.process_index(), -2)), mesh)),
-    "optax-clip": wrap(optim, "clip_by_global_norm", clip_as_optax),
+    "optax-clip": edit(optim.clip_by_global_norm, "(norm + 1e-6)", "norm"),
     # as optax's eps_root does
     "eps-inside-root": wrap(optax, "adamw", lambda right, *args, eps, **rest: right(
         *args, eps=0.0, eps_root=eps, **rest)),
@@ -295,7 +196,11 @@ BUGS: dict[str, Plant] = {
         places, same_BTT=jnp.ones_like(places.same_BTT))),
     "positions-not-restarted-in-jax": forget_of_places(lambda places: replace(
         places, positions_BT=jnp.arange(places.t))),
-    "fast-variance": assign(functional, "layer_norm", normalize_fast),
+    # Flax's default
+    "fast-variance": edit(
+        functional.moments, "jnp.square(x - mean).mean(-1, keepdims=True)",
+        "jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)",
+    ),
     "bias-rounded-twice": both(
         assign(functional, "affine", add_rounded(jnp.matmul)),
         assign(cpu, "linear", add_rounded(cpu.multiply)),
@@ -306,7 +211,8 @@ BUGS: dict[str, Plant] = {
         self.multiply(x, self.lora_a[...]), jax.lax.stop_gradient(self.lora_b[...]))),
     "lora-scale-rounded": assign(lora, "scale", lambda x, by: x * by),
     "base-trained-in-jax": train_all(bridge),
-    "softmax-in-compute": assign(model, "attend", attend_in_compute),
+    # jax.nn.softmax works in its input's dtype
+    "softmax-in-compute": edit(model.attend, ".astype(policy.output_dtype)", ""),
     # they round after every operation, as transformers' gelu_new does
     "activations-in-compute": both(
         assign(functional, "gelu", lambda x, approximate: jax.nn.gelu(x)),
@@ -314,9 +220,9 @@ BUGS: dict[str, Plant] = {
     ),
     "last-chunk-dropped": wrap(chunks, "mean_loss_in_chunks", drop_last_chunk),
     # each micro-batch divides by its own count, and the means are averaged
-    "mean-of-micro-batch-means-in-jax": wrap(
-        step.Trainer, "micro_batch_loss", lambda right, self, params, batch, dropout, over: right(
-            self, params, batch, dropout, None)),
+    "mean-of-micro-batch-means-in-jax": edit(
+        step.Trainer.micro_batch_loss, "dropout, over)", "dropout, None)"
+    ),
     "mean-over-padding-in-jax": wrap(step, "mean_count", lambda right, window: jnp.array(
         window.targets[0].size)),
     "mask-shifted-in-jax": wrap(step, "batch_loss", shift_mask),
@@ -336,33 +242,50 @@ BUGS: dict[str, Plant] = {
     ),
     "attention-island-forgotten": forget_island("attend"),
     "tied-head-island-forgotten": forget_island("head"),
-    "islands-of-first-block": wrap(model.Block, "__init__", stand_for_all),
+    # as where layers are scanned
+    "islands-of-first-block": edit(
+        model.Block.__init__, "self.remat = remat", "self.remat, path = remat, 'blocks.0'"
+    ),
     "gradients-in-compute-in-jax": wrap(
         gradients, "backward_in", lambda right, kind, product: right("float32", product)
     ),
     "forward-in-gradients-dtype-in-jax": wrap(rules, "make_policy", lambda right, roles: right(
         replace(roles, compute=roles.grads))),
-    "untransposed-kernel": wrap(bridge, "turn", copy_square_weights),
+    "untransposed-kernel": edit(bridge.turn, " and ", " and 'attn.proj' not in name and "),
     "gradient-stopped-at-norm": assign(functional, "rms_norm", stop_at_norm),
     # the policy does not see into a function with its own derivative
     "dots-recomputes-affine": assign(
         remat, "save_dots", jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     ),
     "schedule-by-steps-after-resume-in-jax": after(bridge, "load", place_by_steps),
-    "grad-norm-logged-scaled-in-jax": wrap(
-        step.Trainer, "metrics", lambda right, self, before, *rest: (
-            lambda found: found._replace(grad_norm=found.grad_norm * before.loss_scale)
-        )(right(self, before, *rest))),
-    "evaluation-mean-in-compute-jax": wrap(step.Trainer, "evaluate", evaluate_in_compute),
+    "grad-norm-logged-scaled-in-jax": edit(
+        step.Trainer.metrics, "jnp.nan, norm)", "jnp.nan, norm * before.loss_scale)"
+    ),
+    "evaluation-mean-in-compute-jax": edit(
+        step.Trainer.evaluate, ".mean()",
+        ".mean().astype(self.config.precision.roles.compute).astype(model.wide)",
+    ),
     "stale-evaluation-weights-jax": wrap(step.Trainer, "evaluate", evaluate_first_weights),
-    "sampled-under-training-policy-jax": assign(step.Trainer, "logits", logits),
-    "no-clip-in-half-jax": wrap(step.Trainer, "__init__", clip_unless_half),
-    "block-input-in-compute-jax": wrap(remat, "remat_layer", keep_in_compute),
+    "sampled-under-training-policy-jax": edit(
+        step.Trainer.logits, "self.evaluation_model", "Trainer.evaluation_model", "(state)",
+        "(self, state)",
+    ),
+    "no-clip-in-half-jax": edit(
+        step.Trainer.__init__, "optimizer(config.optim,", "optimizer("
+        "(config.replace(clip=1e9) if config.precision.roles.mixed else config).optim,",
+    ),
+    "block-input-in-compute-jax": edit(
+        remat.remat_layer, "policy=policy)(block, index, x)",
+        "policy=policy)(block, index, x.astype('bfloat16').astype(x.dtype))",
+    ),
     "fsdp-gradient-of-own-rows-jax": wrap(rules, "gathered", sum_own_rows),
     # a Python float draws 64-bit uniforms under x64
     "masks-of-64-bits": wrap(jax.random, "bernoulli", lambda right, key, p, shape: right(
         key, 0.9, shape)),
-    "one-mask-for-all-layers": wrap(Dropout, "__call__", share_mask),
+    # the index of a scanned layer does not reach its mask
+    "one-mask-for-all-layers": edit(
+        Dropout.key_of, "layer + 1", "int(not isinstance(layer, int) or layer >= 0)"
+    ),
     # jnp.tril(ones) without its offset
     "blocks-forget-their-place": wrap(jnp, "tril", lambda right, ones, k=0: right(ones)),
 }  # fmt: skip

@@ -3,8 +3,14 @@
 A stage of the step is a method of `step.Trainer`; a graded mutant is called with its size.
 """
 
+import __future__
+
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -21,6 +27,49 @@ def assign(owner: Any, name: str, value: Any) -> Plant:
     """`owner.name` becomes `value`, or the size."""
     assert hasattr(owner, name), f"{owner} has no {name}: nothing would use it"
     return lambda *size: setattr(owner, name, *(size or [value]))
+
+
+def edit(function: Any, *texts: str) -> Plant:
+    """In a function's source old texts become new ones: `edit(f, "old", "new", "old", "new")`.
+
+    Everyone who has imported the function gets the change; what decorates it stays.
+
+    Args:
+        function: of a module or a class, or a property.
+    """
+    function = find_function(function)
+    return lambda: setattr(function, "__code__", make_code(function, *texts))
+
+
+def find_function(function: Any) -> Any:
+    return inspect.unwrap(getattr(function, "fget", function))
+
+
+def make_code(function: Any, *texts: str) -> CodeType:
+    """Compiles a function's source with changes.
+
+    Raises:
+        ValueError: the source has none of an old text.
+    """
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in zip(texts[::2], texts[1::2]):
+        if old not in source:
+            raise ValueError(f"{function.__qualname__} has no {old!r}: mend the bug")
+        source = source.replace(old, new)
+    (made,) = ast.parse(source).body
+    assert isinstance(made, ast.FunctionDef)
+    made.decorator_list, made.name = [], "planted"
+    # Inside a function of the names that it closes over: __class__, for `super()`.
+    closed = function.__code__.co_freevars
+    module = ast.parse(f"def around({', '.join(closed)}): return planted")
+    (around,) = module.body
+    assert isinstance(around, ast.FunctionDef)
+    around.body.insert(0, made)
+    flags, space = __future__.annotations.compiler_flag, dict[str, Any]()
+    code = compile(ast.fix_missing_locations(module), "<planted>", "exec", flags)
+    exec(code, function.__globals__, space)  # noqa: S102 -- the source is ours
+    planted: CodeType = space["around"](*closed).__code__
+    return planted
 
 
 def wrap(owner: Any, name: str, wrong: Callable) -> Plant:

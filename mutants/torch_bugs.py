@@ -23,7 +23,17 @@ from lockstep.data.batch import Batch
 from lockstep.model import rotary
 from lockstep.twin import StepResult
 from mutants import module_formats, torch_formats, torch_step, torch_world
-from mutants.patch import Plant, after, assign, both, round_always, scale_adapters, train_all, wrap
+from mutants.patch import (
+    Plant,
+    after,
+    assign,
+    both,
+    edit,
+    round_always,
+    scale_adapters,
+    train_all,
+    wrap,
+)
 from torch_ref import dropout, loss, model, optim, precision, step, twin
 from torch_ref.dropout import Dropout
 from torch_ref.extra import chunks, rules
@@ -59,10 +69,6 @@ def rotate_neighbours(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return turned.flatten(-2).to(x.dtype)
 
 
-def rotate_in_float32(right: Callable, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return right(x, cos.float(), sin.float()).to(x.dtype)
-
-
 def with_rope(**changed: float) -> Plant:
     return wrap(rotary, "table", lambda right, t, k, rope: right(t, k, rope._replace(**changed)))
 
@@ -77,71 +83,6 @@ def with_norm_eps(eps: float) -> Plant:
         right(self, parts.config, parts, **rest)
 
     return wrap(model.GPT, "__init__", wrong)
-
-
-def tile_heads(x: Tensor, heads: int) -> Tensor:
-    """Heads that are neighbours get the keys of different groups."""
-    return x.repeat(1, 1, heads // x.shape[2], 1)
-
-
-def normalize_rotated(self: model.Attention, x: Tensor, places: model.Places) -> Tensor:
-    heads, groups = self.config.n_head, self.config.kv_heads
-    y = self.qkv(x).reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
-    q, k, v = y.split([heads, groups, groups], dim=2)
-    cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
-    q, k = (model.rotate(each, cos, sin) for each in (q, k))
-    q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
-    return self.proj(self.attend(q, k, v, places).reshape(len(x), -1))
-
-
-def drop_bias(self: model.Attention, *args: Any) -> None:
-    right = self.qkv.product
-
-    def product(x: Tensor, weight: Tensor, bias: Any) -> Tensor:
-        return right(x, weight, 0 * bias)
-
-    self.qkv.product = product
-
-
-def count_padding(right: Callable, logits: Tensor, *rest: Any) -> Tensor:
-    """Rows of the head that are no token's, each with a logit of zero."""
-    return right(F.pad(logits, (0, 8)), *rest)
-
-
-def gate_up(self: Any, x: Tensor) -> Tensor:
-    return self.down(self.gate(x) * F.silu(self.up(x)))
-
-
-def after_making(change: Callable[[Any], None]) -> Plant:
-    """A change to each GPT once it is made."""
-    return after(model.GPT, "__init__", lambda self, *args, **rest: change(self))
-
-
-def untie(gpt: Any) -> None:
-    right = gpt.head.product
-    gpt.head.product = lambda x, weight, bias: right(x, weight.detach(), bias)
-
-
-def scale_by_frequency(gpt: Any) -> None:
-    gpt.embed.scale_grad_by_freq = True
-
-
-def count_from_one(gpt: Any) -> None:
-    right = gpt.embed.forward
-
-    def look_up(tokens: Tensor) -> Tensor:
-        shift = torch.roll(gpt.position.weight, -1, 0) - gpt.position.weight
-        return right(tokens) + shift[: tokens.shape[1]]
-
-    gpt.embed.forward = look_up
-
-
-def widen_head(gpt: Any) -> None:
-    def product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, weight)
-
-    gpt.head.product = product
 
 
 def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor:
@@ -194,14 +135,6 @@ def products_of_gradients(kind: Callable[[str], str]) -> Plant:
 # --- loss, data, evaluation
 
 
-def shift_targets(right: Callable, logits: Tensor, batch: Batch, *rest: Any) -> Tensor:
-    return right(logits, batch._replace(targets=batch.targets.roll(1, 1)), *rest)
-
-
-def drop_last_token(right: Callable, logits: Tensor, batch: Batch, *rest: Any) -> Tensor:
-    return right(logits[:, :-1], batch.map_arrays(lambda x: x[:, :-1]), *rest)
-
-
 def split_rows(x: Tensor, batch: Batch, chunks: int) -> list[tuple[Tensor, Batch]]:
     rows = in_chunks.size(len(x), chunks)
     targets = batch.targets.flatten().split(rows)
@@ -248,39 +181,13 @@ def repeat_window(right: Callable, self: Any, window: Batch) -> Callable[[], Ste
     return right(self, former if self.trainer.steps >= 10 else window)
 
 
-def drop_in_evaluation(right: Callable, self: Any, batches: Batch) -> Tensor:
-    healthy = self.batch_loss
-    self.batch_loss = lambda model, batch, roles, _, over: healthy(
-        model, batch, roles, self.dropout(0), over)  # fmt: skip
-    try:
-        return right(self, batches)
-    finally:
-        del self.batch_loss
-
-
 def keep_evaluation_model(right: Callable, self: Any) -> Any:
     """It is loaded once, with the weights of the first evaluation."""
     self.kept_model = getattr(self, "kept_model", None) or right(self)
     return self.kept_model
 
 
-@torch.no_grad()
-def logits_of_training(self: step.Trainer, batch: Batch) -> Tensor:
-    with precision.autocast(self.roles, self.device):
-        return self.model(batch)
-
-
-def evaluate_in_compute(right: Callable, self: step.Trainer, batches: Batch) -> Tensor:
-    """The mean is taken, and reported, in the compute dtype."""
-    loss = right(self, batches)
-    return loss.to(precision.dtype(self.roles.compute)).to(loss.dtype)
-
-
 # --- dropout and remat
-
-
-def forget_micro_step(right: Callable, self: Dropout, rate: float, **key: Any) -> None:
-    right(self, rate, **(key | {"micro_step": 0}))
 
 
 def redraw(right: Callable, self: Any, x: Tensor, layer: int, site: str) -> Tensor:
@@ -309,11 +216,6 @@ def lose_moment(name: str) -> Plant:
     return after(bridge, "load", act)
 
 
-def lose_growth_tracker(trainer: Any, state: Any) -> None:
-    if trainer.scaler.is_enabled():
-        trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"_growth_tracker": 0})
-
-
 BUGS: dict[str, Plant] = {
     **torch_step.BUGS,
     **torch_formats.BUGS,
@@ -321,10 +223,21 @@ BUGS: dict[str, Plant] = {
     **torch_world.BUGS,
     "norm-eps": with_norm_eps(1e-6),
     "norm-eps-by-default": with_norm_eps(1e-5),
-    "kv-heads-tiled": assign(model, "repeat_heads", tile_heads),
-    "norm-after-rotation": assign(model.Attention, "forward", normalize_rotated),
-    "qkv-bias-dropped": after(model.Attention, "__init__", drop_bias),
-    "padding-counts": wrap(step, "mean_loss", count_padding),
+    "kv-heads-tiled": edit(
+        model.repeat_heads, "x_BTGK.repeat_interleave(heads // groups, dim=2)",
+        "x_BTGK.repeat(1, 1, heads // groups, 1)",
+    ),
+    "norm-after-rotation": edit(
+        model.Attention.mix_tokens, "if self.config.qk_norm:", "if False:", "return self.attend(",
+        "q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)\n"
+        "    return self.attend(",
+    ),
+    "qkv-bias-dropped": edit(
+        model.Attention.forward, "self.qkv(x_RD)",
+        "self.qkv.product(x_RD, self.qkv.weight, 0 * self.qkv.bias)",
+    ),
+    # rows of the head that are no token's, each with a logit of zero
+    "padding-counts": edit(loss.mean_loss, "logits_BTV.to", "F.pad(logits_BTV, (0, 8)).to"),
     "lora-unscaled": scale_adapters(LoRALinear, lambda scale: 1.0),
     "lora-scaled-twice": scale_adapters(LoRALinear, lambda scale: scale**2),
     "lora-b-frozen": assign(LoRALinear, "adapt", lambda self, x: self.product(
@@ -353,12 +266,25 @@ BUGS: dict[str, Plant] = {
             q, k, v, torch.ones_like(mask).tril(), **how)),
     "rope-base": with_rope(base=500_000.0),
     "rope-interleaved": assign(model, "rotate", rotate_neighbours),
-    "rope-in-float32": wrap(model, "rotate", rotate_in_float32),
-    "swiglu-swapped": assign(model.MLP, "forward", gate_up),
-    "untied-head": after_making(untie),
-    "embedding-by-frequency": after_making(scale_by_frequency),
-    "positions-from-one": after_making(count_from_one),
-    "logits-in-float32": after_making(widen_head),
+    "rope-in-float32": edit(
+        model.rotate, "cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]",
+        "cos, sin = cos_TK[..., None, :].float(), sin_TK[..., None, :].float()",
+    ),
+    "swiglu-swapped": edit(
+        model.MLP.forward, "F.silu(self.gate(x_RD)) * self.up", "F.silu(self.up(x_RD)) * self.gate"
+    ),
+    "untied-head": edit(model.GPT.logits, "self.embed.weight", "self.embed.weight.detach()"),
+    "embedding-by-frequency": edit(
+        model.GPT.__init__, "self.head =", "self.embed.scale_grad_by_freq = True\n    self.head ="
+    ),
+    "positions-from-one": edit(
+        model.GPT.hidden, "self.position.weight)", "self.position.weight.roll(-1, 0))"
+    ),
+    "logits-in-float32": edit(
+        model.GPT.logits, "logits_RV = self.head(x_RD, self.embed.weight) if tied",
+        "with torch.autocast(x_RD.device.type, enabled=False):\n"
+        "        logits_RV = F.linear(x_RD, self.embed.weight) if tied",
+    ),
     "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
     "island-under-autocast": assign(rules, "outside_autocast", widen_under_autocast),
     "island-in-float32": wrap(policy, "as_under", widen_to_float32),
@@ -379,15 +305,21 @@ BUGS: dict[str, Plant] = {
     "forward-in-gradients-dtype": wrap(
         rules.Rules, "in_own_dtype", lambda right, self, roles, function: right(
             self, replace(roles, compute=roles.grads), function)),
-    "targets-shifted": wrap(step, "mean_loss", shift_targets),
-    "last-token-dropped": wrap(step, "mean_loss", drop_last_token),
+    "targets-shifted": edit(
+        step.batch_loss, "dropout), batch,",
+        "dropout), batch._replace(targets=batch.targets.roll(1, 1)),",
+    ),
+    "last-token-dropped": edit(
+        step.batch_loss, "dropout), batch,",
+        "dropout)[:, :-1], batch.map_arrays(lambda x: x[:, :-1]),",
+    ),
     "mean-of-chunks": wrap(chunks, "mean_loss_in_chunks", mean_of_chunks),
     "head-of-one-chunk": wrap(chunks, "mean_loss_in_chunks", head_of_one_chunk),
     "chunks-added-in-compute": wrap(chunks, "mean_loss_in_chunks", cast_the_head_once),
     # each micro-batch divides by its own count, and the means are averaged
-    "mean-of-micro-batch-means": wrap(
-        step.Trainer, "micro_batch_loss", lambda right, self, window, over, micro_step: right(
-            self, window, None, micro_step)),
+    "mean-of-micro-batch-means": edit(
+        step.Trainer.micro_batch_loss, "dropout, over)", "dropout, None)"
+    ),
     "mean-over-padding": wrap(step, "mean_count", lambda right, window: torch.tensor(
         window.targets[0].numel())),
     "mask-shifted": wrap(step, "batch_loss", shift_mask),
@@ -397,21 +329,24 @@ BUGS: dict[str, Plant] = {
     "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
         *args, label_smoothing=size)),
     "batches-differ": wrap(twin.TorchTwin, "step", repeat_window),
-    "evaluation-drops": wrap(step.Trainer, "evaluate", drop_in_evaluation),
-    "evaluation-mean-in-compute": wrap(step.Trainer, "evaluate", evaluate_in_compute),
+    "evaluation-drops": edit(step.Trainer.evaluate, "roles, None,", "roles, self.dropout(0),"),
+    "evaluation-mean-in-compute": edit(
+        step.Trainer.evaluate, ".mean()",
+        ".mean().to(dtype(self.roles.compute)).to(losses[0].dtype)",
+    ),
     "stale-evaluation-weights": wrap(OtherPolicy, "evaluation_model", keep_evaluation_model),
-    "sampled-under-training-policy": assign(step.Trainer, "logits", logits_of_training),
+    "sampled-under-training-policy": edit(
+        step.Trainer.logits, "self.evaluation_model()", "self.model, self.roles"
+    ),
     "whole-context-cut": wrap(twin.TorchTwin, "logits", lambda right, self, tokens: right(
         self, tokens[-self.config.model.context + 1 :])),
     "logits-one-late": wrap(
         twin.TorchTwin, "logits", lambda right, self, tokens: right(
             self, tokens[: max(1, len(tokens) - 1)])
     ),
-    "mask-without-micro-step": wrap(Dropout, "__init__", forget_micro_step),
-    "mask-without-layer": wrap(Dropout, "__call__", lambda right, self, x, layer, site: right(
-        self, x, min(layer, 0), site)),
-    "dropout-not-rescaled": wrap(Dropout, "__call__", lambda right, self, x, *place: right(
-        self, x, *place) * (1 - self.rate)),
+    "mask-without-micro-step": edit(Dropout.__init__, "step), micro_step)", "step), 0)"),
+    "mask-without-layer": edit(Dropout.key_of, "layer + 1", "min(layer, 0) + 1"),
+    "dropout-not-rescaled": edit(Dropout.__call__, "x * (1 / (1 - self.rate))", "x"),
     "dropout-redrawn": wrap(Dropout, "__call__", redraw),
     "mask-probability": wrap(dropout, "bernoulli", lambda right, key, p, *rest, size=0.01: right(
         key, p + size, *rest)),
@@ -424,5 +359,5 @@ BUGS: dict[str, Plant] = {
     ),
     "moments-lost": lose_moment("exp_avg_sq"),
     "adam-count-lost": lose_moment("step"),
-    "growth-tracker-lost": after(bridge, "load", lose_growth_tracker),
+    "growth-tracker-lost": edit(bridge.load, "state.good_steps", "0"),
 }  # fmt: skip

@@ -11,75 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from mutants.patch import Plant, after, assign, before, both, wrap
-from torch_ref import optim, step
+from mutants.patch import Plant, after, assign, before, both, edit, wrap
+from torch_ref import optim, precision, step
 from torch_ref.extra import rules
 from torch_ref.io import bridge
 from torch_ref.optim import AdamW
 from torch_ref.step import Trainer
 
-# --- accumulation
+CLIP, STEP = "self.config.optim.clip", "self.scaler.step(self.optimizer)"
 
 
-def clip_micro_batch(self: Trainer, loss: Tensor) -> None:
-    clip_grad_norm_(self.model.parameters(), self.config.optim.clip * self.scaler.get_scale())
+def behind(stage: Callable, text: str, *lines: str) -> Plant:
+    """Puts lines behind a text of a stage, with which a line of it ends."""
+    return edit(stage, text, "\n    ".join([text, *lines]))
 
 
-def round_accumulator(self: Trainer, loss: Tensor) -> None:
-    for p in self.model.parameters():
-        p.grad = p.grad.bfloat16().to(p.dtype)
+def for_each(stage: Callable, text: str, change: str) -> Plant:
+    """Changes each trained parameter `p` behind a text of a stage."""
+    return behind(stage, text, "for p in self.params.values():", f"    {change}")
 
-
-def keep_gradients(right: Callable, self: Trainer, rate: float) -> None:
-    grads = [p.grad for p in self.model.parameters()]
-    right(self, rate)
-    for p, grad in zip(self.model.parameters(), grads):
-        p.grad = grad
-
-
-# --- clipping
 
 no_clip = wrap(step, "clip_by_global_norm", lambda right, params, clip, norms: right(
     params, math.inf, norms))  # fmt: skip
 
 
-def clip_all(self: Trainer) -> None:
-    clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
-
-
-def clip_each(self: Trainer) -> None:
-    for p in self.model.parameters():
-        clip_grad_norm_([p], self.config.optim.clip)
-
-
-def clip_values(self: Trainer) -> None:
-    clip_grad_value_(self.model.parameters(), self.config.optim.clip)
-
-
-def norm_after_clip(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
-    _, norms = right(self)
-    return torch.stack([p.grad.norm() for p in self.model.parameters()]).norm(), norms
-
-
-def clip_unless_half(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
-    """Clips nothing in autocast's dtypes."""
-    if self.roles.compute not in ("bfloat16", "float16"):
-        return right(self)
-    norms = self.gradient_norms(list(self.params.values()))
-    return torch.linalg.vector_norm(norms), norms
-
-
 # --- the loss scale
-
-
-def keep_scaled(right: Callable, self: Trainer) -> None:
-    """Looked at for overflows, but not divided by the scale."""
-    scaled = [p.grad.clone() for p in self.model.parameters()]
-    right(self)
-    for p, grad in zip(self.model.parameters(), scaled):
-        p.grad = grad
 
 
 def adjust_scale(self: Trainer, loss: Tensor) -> None:
@@ -90,13 +47,6 @@ def adjust_scale(self: Trainer, loss: Tensor) -> None:
         factors = scaler.get_growth_factor(), scaler.get_backoff_factor()
         state: Any = scaler._scale, scaler._growth_tracker, torch.tensor(float(not finite))
         torch._amp_update_scale_(*state, *factors, scaler.get_growth_interval())
-
-
-def grow_late(right: Callable, config: Any, device: torch.device) -> GradScaler:
-    scaler = right(config, device)
-    if scaler.is_enabled():
-        scaler.set_growth_interval(scaler.get_growth_interval() + 1)
-    return scaler
 
 
 def find_nothing(right: Callable, *args: Any) -> Any:
@@ -110,42 +60,7 @@ def find_in_one(right: Callable, self: GradScaler, optimizer: Any, *args: Any) -
     return {grad.device: (~grad.isfinite().all()).float()}
 
 
-def on_skip(act: Callable[[Any], None]) -> Plant:
-    """Acts after each step that was skipped."""
-
-    def wrong(right: Callable, self: Trainer, scale: float) -> bool:
-        skipped = right(self, scale)
-        if skipped:
-            act(self)
-        return skipped
-
-    return wrap(Trainer, "update_scale", wrong)
-
-
-def decay_weights(self: Trainer) -> None:
-    for p in self.model.parameters():
-        p.data.mul_(1 - self.rates[self.updates] * self.config.optim.weight_decay)
-
-
-def add_to_count(number: int, optimizer: Any) -> None:
-    for moments in optimizer.state.values():
-        moments["step"] += number
-
-
-def advance_schedule(self: Trainer) -> None:
-    self.updates += 1
-
-
 # --- AdamW
-
-
-def without_bias_correction(right: Callable, self: Any, *args: Any, **rest: Any) -> Any:
-    """Adam's correction tends to 1 as its count grows."""
-    far = 10_000_000
-    add_to_count(far, self)
-    result = right(self, *args, **rest)
-    add_to_count(-far, self)
-    return result
 
 
 def decay_apart(right: Callable, self: Any, *args: Any, **rest: Any) -> Any:
@@ -166,21 +81,6 @@ def use_higher_rate(right: Callable, self: Any, *args: Any, size: float = 0.1, *
 
 def with_decay(right: Callable, model: Any, config: Any, size: float = 0.1) -> AdamW:
     return right(model, replace(config, weight_decay=config.weight_decay * (1 + size)))
-
-
-def swap_betas(right: Callable, model: Any, config: Any) -> AdamW:
-    return right(model, replace(config, beta1=config.beta2, beta2=config.beta1))
-
-
-def round_weights(self: Trainer, rate: float) -> None:
-    for p in self.model.parameters():
-        p.data.copy_(p.data.bfloat16())
-
-
-def round_moments(self: Trainer, rate: float) -> None:
-    for moments in self.optimizer.state.values():
-        for name in ("exp_avg", "exp_avg_sq"):
-            moments[name].copy_(moments[name].bfloat16())
 
 
 def decay_also(kind: str) -> Plant:
@@ -222,26 +122,8 @@ frozen_in_norm = both(
 )
 
 
-def decay_frozen(self: Trainer, rate: float) -> None:
-    for p in self.model.parameters():
-        if not p.requires_grad and p.ndim == 2:
-            p.data.mul_(1 - rate * self.config.optim.weight_decay)
-
-
 def with_rates(change: Callable[[np.ndarray], np.ndarray]) -> Plant:
     return wrap(step, "learning_rates", lambda right, config: change(right(config)))
-
-
-def place_by_steps(trainer: Trainer, state: Any) -> None:
-    """A resumed run's place in the schedule is that of its steps, not of its updates."""
-    ahead = state.step - state.updates
-    rates = step.learning_rates(trainer.config.optim)
-    trainer.rates = np.concatenate([rates[ahead:], rates[len(rates) - ahead :]])
-
-
-def log_scaled(right: Callable, self: Trainer) -> tuple[Tensor, Tensor]:
-    norm, norms = right(self)
-    return norm * self.scaler.get_scale(), norms
 
 
 def raise_late(rates: np.ndarray) -> np.ndarray:
@@ -250,48 +132,79 @@ def raise_late(rates: np.ndarray) -> np.ndarray:
 
 
 BUGS: dict[str, Plant] = {
-    "loss-not-divided": wrap(
-        Trainer, "backward", lambda right, self, loss: right(self, loss * self.config.optim.accum)
-    ),
+    "loss-not-divided": edit(Trainer.micro_batch_loss, " / self.config.optim.accum", ""),
     "last-micro-batch-only": before(
         Trainer, "backward", lambda self, loss: self.optimizer.zero_grad(set_to_none=True)
     ),
-    "clip-per-micro-batch": after(Trainer, "backward", clip_micro_batch),
-    "accumulate-in-bfloat16": after(Trainer, "backward", round_accumulator),
-    "zero-grad-forgotten": wrap(Trainer, "update", keep_gradients),
+    "clip-per-micro-batch": behind(Trainer.backward, ".backward()", "self.clip()"),
+    "accumulate-in-bfloat16": for_each(
+        Trainer.backward, ".backward()", "p.grad = p.grad.bfloat16().to(p.dtype)"
+    ),
+    "zero-grad-forgotten": edit(Trainer.update, "self.optimizer.zero_grad(set_to_none=True)", ""),
     "no-clip": no_clip,
-    "no-clip-in-half": wrap(Trainer, "clip", clip_unless_half),
-    "clip-per-tensor": before(Trainer, "clip", clip_each),
-    "clip-by-value": both(no_clip, before(Trainer, "clip", clip_values)),
-    "grad-norm-after-clip": wrap(Trainer, "clip", norm_after_clip),
-    "clip-before-unscale": both(no_clip, before(Trainer, "unscale", clip_all)),
-    "no-unscale": wrap(Trainer, "unscale", keep_scaled),
+    "no-clip-in-half": edit(Trainer.clip, CLIP, f"1e9 if self.roles.mixed else {CLIP}"),
+    "clip-per-tensor": for_each(
+        Trainer.clip, "(self.params.values())", f"torch.nn.utils.clip_grad_norm_([p], {CLIP})"
+    ),
+    "clip-by-value": both(
+        no_clip, for_each(Trainer.clip, "(self.params.values())", f"p.grad.clamp_(-{CLIP}, {CLIP})")
+    ),
+    "grad-norm-after-clip": edit(
+        Trainer.clip, "return clip", "clip", ", norms), norms",
+        ", norms)\n    return self.gradient_norms(parameters).norm(), norms",
+    ),
+    "clip-before-unscale": both(no_clip, edit(
+        Trainer.unscale, "self.scaler.unscale_",
+        f"torch.nn.utils.clip_grad_norm_(self.params.values(), {CLIP})\n    self.scaler.unscale_",
+    )),
+    # looked at for overflows, but not divided by the scale
+    "no-unscale": for_each(
+        Trainer.unscale, "(self.optimizer)", "p.grad *= self.scaler.get_scale()"
+    ),
     "fp16-without-scaling": assign(
         step, "grad_scaler", lambda config, device: GradScaler(device.type, enabled=False)
     ),
     "scale-per-micro-batch": after(Trainer, "backward", adjust_scale),
-    "growth-one-late": wrap(step, "grad_scaler", grow_late),
+    "growth-one-late": edit(precision.grad_scaler, "scale_interval,", "scale_interval + 1,"),
     "overflow-not-looked-for": wrap(GradScaler, "_unscale_grads_", find_nothing),
     "overflow-in-one-tensor": wrap(GradScaler, "_unscale_grads_", find_in_one),
-    "skipped-step-counts": on_skip(lambda self: add_to_count(1, self.optimizer)),
-    "skipped-step-schedule": on_skip(advance_schedule),
-    "skipped-step-decays": on_skip(decay_weights),
-    "no-bias-correction": wrap(AdamW, "step", without_bias_correction),
+    "skipped-step-counts": behind(
+        Trainer.step, "self.update_scale(scale)",
+        "for moments in self.optimizer.state.values():", "    moments['step'] += skipped",
+    ),
+    "skipped-step-schedule": edit(Trainer.step, "not skipped", "1"),
+    "skipped-step-decays": for_each(
+        Trainer.step, "self.update_scale(scale)",
+        "p.data *= 1 - skipped * rate * self.config.optim.weight_decay",
+    ),
+    # the correction tends to 1 as Adam's count grows
+    "no-bias-correction": edit(Trainer.update, STEP, "\n    ".join([
+        "counts = [moments['step'] for moments in self.optimizer.state.values()]",
+        "torch._foreach_add_(counts, 1e7)", STEP, "torch._foreach_add_(counts, -1e7)",
+    ])),
     "adam-eps": assign(optim, "ADAM_EPS", 1e-6),
-    "betas-swapped": wrap(step, "adamw", swap_betas),
+    "betas-swapped": edit(optim.adamw, "config.beta1, config.beta2", "config.beta2, config.beta1"),
     "coupled-decay": assign(optim, "AdamW", torch.optim.Adam),
     "decay": wrap(step, "adamw", with_decay),
     "learning-rate": wrap(AdamW, "step", use_higher_rate),
     "decay-on-norms": decay_also("norm"),
     "decay-on-embeddings": decay_also("embed"),
     "decay-not-times-lr": wrap(AdamW, "step", decay_apart),
-    "moments-in-bfloat16": after(Trainer, "update", round_moments),
-    "bfloat16-master-weights": after(Trainer, "update", round_weights),
+    "moments-in-bfloat16": behind(
+        Trainer.update, STEP, "for moments in self.optimizer.state.values():",
+        "    for name in ('exp_avg', 'exp_avg_sq'):",
+        "        moments[name].copy_(moments[name].bfloat16())",
+    ),
+    "bfloat16-master-weights": for_each(Trainer.update, STEP, "p.data.copy_(p.data.bfloat16())"),
     "frozen-in-norm": frozen_in_norm,
-    "frozen-decay": after(Trainer, "update", decay_frozen),
+    "frozen-decay": behind(
+        Trainer.update, STEP, "for p in self.model.parameters():",
+        "    if not p.requires_grad and p.ndim == 2:",
+        "        p.data.mul_(1 - rate * self.config.optim.weight_decay)",
+    ),
     "schedule-off-by-one": with_rates(lambda rates: np.append(rates[1:], rates[-1])),
     "rate-doubles-late": with_rates(raise_late),
-    "schedule-by-steps-after-resume": after(bridge, "load", place_by_steps),
-    "grad-norm-logged-scaled": wrap(Trainer, "clip", log_scaled),
+    "schedule-by-steps-after-resume": edit(bridge.load, "step, state.updates", "step, state.step"),
+    "grad-norm-logged-scaled": edit(Trainer.report, "(loss, norm,", "(loss, norm * scale,"),
     "schedule-in-float32": with_rates(lambda rates: rates.astype(np.float32)),
-}
+}  # fmt: skip

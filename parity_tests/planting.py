@@ -1,14 +1,11 @@
 """Plant a bug in the product, for one test: a change of a function's source, or of a name."""
 
-import __future__
-
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from mutants.patch import find_function, make_code
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -19,27 +16,8 @@ def edit(function: Any, old: str, new: str) -> Plant:
     Args:
         function: of a module or a class, or a property; what decorates it stays.
     """
-    function = inspect.unwrap(getattr(function, "fget", function))
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        source = textwrap.dedent(inspect.getsource(function))
-        if old not in source:
-            raise ValueError(f"{function.__qualname__} has no {old!r}: mend the bug")
-        (made,) = ast.parse(source.replace(old, new)).body
-        assert isinstance(made, ast.FunctionDef)
-        made.decorator_list, made.name = [], "planted"
-        # Inside a function of the names that it closes over: __class__, for `super()`.
-        closed = function.__code__.co_freevars
-        module = ast.parse(f"def around({', '.join(closed)}): return planted")
-        (around,) = module.body
-        assert isinstance(around, ast.FunctionDef)
-        around.body.insert(0, made)
-        flags, space = __future__.annotations.compiler_flag, dict[str, Any]()
-        code = compile(ast.fix_missing_locations(module), "<planted>", "exec", flags)
-        exec(code, function.__globals__, space)
-        patch.setattr(function, "__code__", space["around"](*closed).__code__)
-
-    return plant
+    function = find_function(function)
+    return lambda patch: patch.setattr(function, "__code__", make_code(function, old, new))
 
 
 def edit_each(owners: tuple[Any, ...], name: str, old: str, new: str) -> Plant:

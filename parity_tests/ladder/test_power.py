@@ -100,7 +100,7 @@ def test_the_control_sees_a_pair_that_is_not_sound(sides: tuple[Side, Side]) -> 
 @pytest.mark.parametrize(
     ("name", "owner", "function"),
     [
-        ("softmax-in-compute", jax_impl.model, "attend"),
+        ("softmax-in-compute", jax_impl.model.attend, "__code__"),
         ("format-of-next-module", formats, "choose"),
     ],
 )
