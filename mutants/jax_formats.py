@@ -17,7 +17,7 @@ from mutants.patch import Plant, wrap
 def scale_copy_otherwise(recipe: Any, kept: Any, dy: Array) -> tuple[Array | None, ...]:
     """The weight's transposed copy has the gradient's scale."""
     (x, weight, biased, *_), own = kept, ROUNDING
-    least = own.power_of_two(jnp.abs(dy).max(), "up", E4M3.largest)
+    least = own.power_of_two(jnp.abs(dy).max(), E4M3.largest)
     dx = own.quantize(dy, recipe.dy, -1) @ own.round_to(weight, E4M3, least).T
     dweight = own.quantize(x, recipe.x, -2).T @ own.quantize(dy, recipe.dy, -2)
     return dx, dweight, None if biased is None else dy.sum(0), None, None

@@ -22,7 +22,7 @@ def look_alone(self: Any, *args: Any) -> None:
 def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The weight's transposed copy has the gradient's scale."""
     (a, b, _), recipe, own = context.saved_tensors, context.recipe, context.rounding
-    least = own.power_of_two(dy.abs().amax(), "up", E4M3.largest)
+    least = own.power_of_two(dy.abs().amax(), E4M3.largest)
     da = own.quantize(dy, recipe.dy, -1) @ own.round_to(b, E4M3, least).mT
     db = (own.quantize(dy, recipe.dy, -2).mT @ own.quantize(a, recipe.x, -2)).mT
     return None, da, db, dy.sum(0) if context.needs_input_grad[3] else None, None, None, None

@@ -84,7 +84,10 @@ class NeutralRounding(ABC):
     def round_to(
         self, x: Array, to: Format, scale: Array | None = None, draws: Draws | None = None
     ) -> Array:
-        """Rounds float32 of any shape to the nearest number of a format times a scale."""
+        """Rounds float32 of any shape to the nearest number of a format times a scale.
+
+        What is beyond the largest number saturates; in TF32 it becomes infinite.
+        """
 
     def over_processes(self, x: Array) -> Array:
         """Computes the maximum over the processes of a run, if each has its own rows."""
@@ -93,17 +96,18 @@ class NeutralRounding(ABC):
     # What follows from it.
 
     def round_bits(self, x: Array, to: Format) -> Array:
-        """Rounds mantissas with all of float32's exponents, carrying into them and to infinity."""
+        """Rounds mantissas with all of float32's exponents, carrying into them and to infinity.
+
+        Ties go away from zero, as in TF32.
+        """
         cut = 23 - to.mantissa
-        odd = self.bits(x) >> cut & 1
-        half = (1 << cut - 1) - (1 - odd if to.ties == "even" else 0)
-        rounded = self.number((self.bits(x) + half) & -(1 << cut))
+        rounded = self.number((self.bits(x) + (1 << cut - 1)) & -(1 << cut))
         return self.xp.where(self.xp.isnan(x), x, rounded)
 
-    def power_of_two(self, size: Array, rule: str, at_most: float) -> Array:
-        """Computes the power of two that scales numbers up to `size` to those up to `at_most`."""
+    def power_of_two(self, size: Array, at_most: float) -> Array:
+        """Computes the least power of two that scales numbers up to `size` to at most `at_most`."""
         most = float32_bits(at_most)
-        carry = 0x7FFFFF - (most & 0x7FFFFF) if rule == "up" else 0
+        carry = 0x7FFFFF - (most & 0x7FFFFF)
         exponent = (self.bits(size) + carry & 0x7F800000) - (most & 0x7F800000) + (127 << 23)
         scale = self.xp.clip(self.number(exponent), min=LEAST_SCALE)
         return self.xp.where(self.xp.isfinite(size), scale, self.xp.inf)
@@ -177,13 +181,13 @@ class NeutralRounding(ABC):
         if to.shared == "tensor" or (to.shared == "row" and axis == 0):  # with rows of all devices
             sizes = self.over_processes(sizes)
         if to.scale != "e4m3":
-            return Shared(numbers, self.power_of_two(sizes, to.scale, to.largest))
+            return Shared(numbers, self.power_of_two(sizes, to.largest))
         return Shared(numbers, *self.scale_twice(sizes, to))
 
     def scale_twice(self, sizes: Array, to: Format) -> tuple[Array, Array]:
         """Rounds the blocks' scales under the tensor's scale, and returns both; none is zero."""
         largest = self.over_processes(sizes.max())
-        whole = self.power_of_two(largest, "up", to.largest * E4M3.largest)
+        whole = self.power_of_two(largest, to.largest * E4M3.largest)
         scale = self.round_to(sizes * to.reciprocal, E4M3, whole)
         return self.xp.maximum(scale, E4M3.smallest * whole), whole
 
@@ -194,8 +198,8 @@ class NeutralRounding(ABC):
         given = self.units(history, loss_scale)
         sizes = self.amax(history, 1, keep=False) * given
         operands = zip(sizes, DELAYED.operands)
-        known = [self.power_of_two(size, "up", to.largest) for size, to in operands if to]
-        one = self.power_of_two(given, "up", 1.0)
+        known = [self.power_of_two(size, to.largest) for size, to in operands if to]
+        one = self.power_of_two(given, 1.0)
         return self.xp.where(sizes > 0, self.xp.stack(known), one)
 
     def record(self, history: Array, found: Array, loss_scale: Any) -> Array:

@@ -23,19 +23,15 @@ class Format:
     exponent: int  # bits
     mantissa: int  # bits
     largest: float
-    ties: str = "even"  # or "away" from zero
-    past: str = "infinity"  # beyond the largest; or "saturate"
     shared: str = ""  # who shares a scale; "": nobody has one
     block: int = 1  # numbers
-    # "up": the least power of two under which nothing saturates. "floor": OCP's, one less where
-    # the largest number of a block would still fit if its mantissa did not count.
-    # "e4m3": of a block an e4m3 number, times the least power of two for the whole tensor.
+    # "up": the least power of two under which nothing saturates. "e4m3": of a block an e4m3
+    # number, times the least power of two for the whole tensor.
     scale: str = "up"
     stochastic: bool = False  # up or down at random, the nearer the likelier
     reciprocal: float = field(init=False)  # of the largest, in float32
 
     def __post_init__(self) -> None:
-        assert self.ties == "even" or self.exponent == EXPONENT_OF_FLOAT32
         (reciprocal,) = struct.unpack("f", struct.pack("f", 1 / self.largest))
         object.__setattr__(self, "reciprocal", reciprocal)
 
@@ -56,34 +52,21 @@ def float32_bits(x: float) -> int:
     return (exponent + 126 << 23) + int((2 * fraction - 1) * 2**23)
 
 
-TF32 = Format(exponent=8, mantissa=10, largest=2.0**128 - 2.0**117, ties="away")
-BF16 = Format(exponent=8, mantissa=7, largest=2.0**128 - 2.0**120)
-FP16 = Format(exponent=5, mantissa=10, largest=65504.0)
-E4M3 = Format(exponent=4, mantissa=3, largest=448.0, past="saturate", shared="tensor")
-E5M2 = Format(exponent=5, mantissa=2, largest=57344.0, past="saturate", shared="tensor")
-E2M3 = Format(exponent=2, mantissa=3, largest=7.5, past="saturate", shared="tensor")
-E3M2 = Format(exponent=3, mantissa=2, largest=28.0, past="saturate", shared="tensor")
-E2M1 = Format(exponent=2, mantissa=1, largest=6.0, past="saturate", shared="tensor")
+TF32 = Format(exponent=8, mantissa=10, largest=2.0**128 - 2.0**117)
+E4M3 = Format(exponent=4, mantissa=3, largest=448.0, shared="tensor")
+E5M2 = Format(exponent=5, mantissa=2, largest=57344.0, shared="tensor")
+E2M1 = Format(exponent=2, mantissa=1, largest=6.0, shared="tensor")
 
 NVFP4 = replace(E2M1, shared="block", block=16, scale="e4m3")
 
-
-def _mx(number: Format, scale: str = "up") -> Format:
-    return replace(number, shared="block", block=32, scale=scale)
-
-
 FORMATS = {
     "tf32": TF32,
-    "bf16": BF16,
-    "fp16": FP16,
     "fp8 e4m3": E4M3,
     "fp8 e5m2": E5M2,
     "fp8-rowwise e4m3": replace(E4M3, shared="row"),
     "fp8-rowwise e5m2": replace(E5M2, shared="row"),
-    "mxfp8 e4m3": _mx(E4M3),
-    "mxfp8 e5m2": _mx(E5M2),
-    "mxfp6 e2m3": _mx(E2M3, "floor"),
-    "mxfp6 e3m2": _mx(E3M2, "floor"),
+    "mxfp8 e4m3": replace(E4M3, shared="block", block=32),
+    "mxfp8 e5m2": replace(E5M2, shared="block", block=32),
     "nvfp4": NVFP4,
     "nvfp4 stochastic": replace(NVFP4, stochastic=True),
 }

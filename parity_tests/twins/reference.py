@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.formats.table import E4M3, LEAST_SCALE, Format
+from lockstep.formats.table import E4M3, EXPONENT_OF_FLOAT32, LEAST_SCALE, Format
 
 Array = np.ndarray
 
@@ -27,24 +27,21 @@ def round_to(x: Array, to: Format, scale: Array | float = 1.0, draws: Array | No
     if to.stochastic:
         assert draws is not None
         whole = np.floor(steps) + (draws < (steps - np.floor(steps)).astype(np.float32))
-    elif to.ties == "away":
+    elif to.exponent == EXPONENT_OF_FLOAT32:  # TF32: ties go away from zero
         whole = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
     else:
         whole = np.rint(steps)
-    beyond = to.largest if to.past == "saturate" else np.inf
+    beyond = np.inf if to.exponent == EXPONENT_OF_FLOAT32 else to.largest
     size = np.where(np.abs(whole * step) > to.largest, beyond, np.abs(whole * step))
     size = size * np.where(np.isfinite(scale), scale, 0)
     return np.where(np.isfinite(x), np.copysign(size, whole).astype(np.float32), x)
 
 
-def power_of_two(size: Any, rule: str, at_most: float) -> Array:
+def power_of_two(size: Any, at_most: float) -> Array:
     """The scale under which numbers up to `size` fit into those up to `at_most`."""
     wide = np.asarray(size, np.float64)
-    if rule == "up":
-        mantissa, exponent = np.frexp(wide / at_most)
-        exponent = exponent - (mantissa == 0.5)
-    else:
-        exponent = np.frexp(wide)[1] - np.frexp(at_most)[1]
+    mantissa, exponent = np.frexp(wide / at_most)
+    exponent = exponent - (mantissa == 0.5)
     scale = np.maximum(np.exp2(np.where(wide > 0, exponent, -np.inf)), LEAST_SCALE)
     return np.where(np.isfinite(wide), scale, np.inf)
 
@@ -65,13 +62,13 @@ def quantize(x: Array, to: Format, axis: int, draws: Array | None = None) -> Arr
     sizes = np.abs(blocks).max(axis + 1 if length else None, keepdims=True)
     if to.scale == "e4m3":
         return _quantize_twice(blocks, sizes, to, drawn).reshape(x.shape)
-    scale = power_of_two(sizes, to.scale, to.largest)
+    scale = power_of_two(sizes, to.largest)
     return round_to(blocks, to, scale, drawn).reshape(x.shape)
 
 
 def _quantize_twice(x: Array, sizes: Array, to: Format, draws: Array | None) -> Array:
     """Each block's scale is rounded under the tensor's; none becomes zero."""
-    whole = power_of_two(np.abs(x).max(), "up", to.largest * E4M3.largest)
+    whole = power_of_two(np.abs(x).max(), to.largest * E4M3.largest)
     scale = round_to(sizes * np.float32(1 / to.largest), E4M3, whole)
     scale = np.maximum(scale, np.float32(E4M3.smallest * whole))
     return round_to(x * (1 / scale), to, draws=draws) * scale

@@ -21,12 +21,8 @@ from parity_tests.twins import reference
 JAX, TORCH = jax_impl.extra.formats.rounding.ROUNDING, torch_ref.extra.formats.rounding.Rounding()
 
 ORACLES: dict[str, Any] = {
-    "bf16": ml_dtypes.bfloat16,
-    "fp16": np.float16,
     "fp8 e4m3": ml_dtypes.float8_e4m3fn,
     "fp8 e5m2": ml_dtypes.float8_e5m2,
-    "mxfp6 e2m3": ml_dtypes.float6_e2m3fn,
-    "mxfp6 e3m2": ml_dtypes.float6_e3m2fn,
     "nvfp4": ml_dtypes.float4_e2m1fn,
 }
 # What `ml_dtypes` makes of numbers past the largest, where we saturate.
@@ -126,15 +122,14 @@ def test_the_twins_round_as_the_reference(twin: Callable, name: str) -> None:
     x = patterns(flat)
     draws = np.random.default_rng(1).random((64, 96), np.float32) if to.stochastic else None
     small = np.abs(x) < 2.0**-126  # XLA's CPU backend may flush those that no format here has
-    x = x if to.exponent == 8 else np.where(small, 0, x).astype(np.float32)
+    x = x if name == "tf32" else np.where(small, 0, x).astype(np.float32)
     rounded = reference.quantize(x, flat, 0)
-    number, finite = ~np.isnan(x), np.isfinite(x)
-    checked = number if to.past == "infinity" else finite
+    checked = ~np.isnan(x) if name == "tf32" else np.isfinite(x)
     assert (bits(twin(x[None], flat, 1, None)[0])[checked] == bits(rounded)[checked]).all()
     for axis in (0, 1):
         ours = twin(sheet(), to, axis, draws)
         assert (bits(ours) == bits(reference.quantize(sheet(), to, axis, draws))).all()
-        if to.past == "saturate":
+        if name != "tf32":
             assert not np.isfinite(twin(with_infinity(), to, axis, draws)[3, 4])
 
 
@@ -146,17 +141,13 @@ def with_infinity() -> np.ndarray:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].shared])
 def test_a_scale_is_the_least_that_fits(name: str) -> None:
-    """By search over all powers of two: nothing saturates, and half of it would not do. OCP's rule
-    lets what is past the largest mantissa saturate."""
+    """By search over all powers of two: nothing saturates, and half of it would not do."""
     to = FORMATS[name]
     for size in np.abs(np.random.default_rng(2).standard_normal(200)).astype(np.float32):
         for largest in (size, np.float32(to.largest), np.nextafter(np.float32(to.largest), 1e9)):
-            scale = reference.power_of_two(largest, "up", to.largest)
+            scale = reference.power_of_two(largest, to.largest)
             powers = np.exp2(np.arange(-60.0, 60))
             assert scale == powers[powers * to.largest >= largest].min()
-            floor = reference.power_of_two(largest, "floor", to.largest)
-            assert floor in (scale, scale / 2)
-            assert floor == 2 ** np.floor(np.log2(largest)) / 2 ** np.floor(np.log2(to.largest))
 
 
 @pytest.mark.parametrize("twin", [in_jax, in_torch])
@@ -192,7 +183,6 @@ def test_the_twins_draw_the_same() -> None:
     ("name", "wrong"),
     [
         ("fp8 e4m3", replace(table.E4M3, largest=480.0)),
-        ("fp8 e4m3", replace(table.E4M3, scale="floor")),
         ("fp8 e4m3", table.E5M2),
         ("fp8-rowwise e4m3", table.E4M3),
         ("mxfp8 e4m3", replace(table.E4M3, shared="block", block=16)),

@@ -51,11 +51,8 @@ class Rounding(rounding.NeutralRounding):
         else:
             down = jnp.floor(steps)
             whole = down + (draws < steps - down)
-        rounded = whole * self.number(step)
-        if to.past == "saturate":
-            most = to.largest * scale
-            return jnp.clip(rounded, -most, most)
-        return jnp.where(jnp.abs(rounded) > to.largest, jnp.copysign(jnp.inf, x), rounded)
+        most = to.largest * scale
+        return jnp.clip(whole * self.number(step), -most, most)
 
 
 ROUNDING = Rounding()

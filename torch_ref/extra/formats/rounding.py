@@ -58,7 +58,7 @@ class Rounding(rounding.NeutralRounding):
         if to.exponent == EXPONENT_OF_FLOAT32:
             return self.round_bits(x, to)
         scale = torch.ones((), device=x.device) if scale is None else scale
-        most = scale * to.largest * (1 if to.past == "saturate" else 2)
+        most = scale * to.largest
         y = torch.minimum(x, most)  # in place from here on: memory is what takes the time
         y.clamp_(min=-most)
         step = self.number(self.bits(y) & 0x7F800000)
@@ -71,9 +71,7 @@ class Rounding(rounding.NeutralRounding):
             down = y.floor()
             y.sub_(down)
             y = down.add_(draws < y).mul_(step)
-        if to.past == "saturate":
-            return y
-        return torch.where(y.abs() > to.largest, y.sign() * torch.inf, y)
+        return y
 
 
 def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:
