@@ -65,14 +65,14 @@ class Known:
 def programs() -> Iterator[Known]:
     """The committed rows of both frameworks, of one device."""
     for framework in twin.MODULES:
-        for name, row in _rows(framework).items():
+        for name, row in rows_of(framework).items():
             if "peak" in row:
                 yield _known(framework, name, row, row["cell"], row["measured"]["device"])
 
 
 def on_meshes(framework: str) -> Iterator[Known]:
     """The committed rows of a framework, of one of several devices."""
-    for name, row in _rows("mesh").items():
+    for name, row in rows_of("mesh").items():
         if name.split()[0] == framework:
             yield _known(framework, name, row, row["cell"], row["measured"]["device"])
 
@@ -85,7 +85,8 @@ def by_inductor() -> Iterator[Known]:
         yield _known("torch", name, figures, flags, row["device"])
 
 
-def _rows(file: str) -> dict[str, results.Row]:
+def rows_of(file: str) -> dict[str, results.Row]:
+    """Reads the rows of jax, torch or mesh."""
     return results.read(ROOT / "benchmarks" / "results" / f"compiled-{file}.jsonl")
 
 

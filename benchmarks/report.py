@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cuda_grid, inductor, ladder, speed
+from benchmarks import compiled, ladder, speed
 from benchmarks.cells import CONTENDERS, GONE, workload
 from benchmarks.measure import throughput, tokens_per_step
 from benchmarks.public_ports import table as public_table
@@ -33,8 +33,8 @@ HEAD = ["framework", "policy", "N x B", "T", "remat", "tokens/s", "quartiles, to
 
 def kind_of(name: str, row: Result) -> str:
     """The kind of table that a row is of; empty if it is of none."""
-    if "cell" in row:
-        return row["cell"]["table"]
+    if "cell" in row:  # a program of the plan's has flags there
+        return row["cell"].get("table", "")
     if "rung" in row:
         return "parity"
     if name.startswith("race "):
@@ -58,8 +58,8 @@ def make(kind: str, rows: Rows) -> str:
     listed = list(rows.values())
     makers: dict[str, Callable[[], str]] = {
         "speed": lambda: speed.side_by_side({"speed": rows}),
-        "cuda-grid": lambda: cuda_grid.markdown(rows),
-        "inductor": lambda: inductor.markdown(rows),
+        "cuda-grid": lambda: compiled.grid_table(rows),
+        "inductor": lambda: compiled.inductor_table(rows),
         "parity": lambda: ladder.verdicts(rows),
         "public-ports": lambda: public_table.markdown(listed),
     }

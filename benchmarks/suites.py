@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks import cuda_grid, inductor, speed
+from benchmarks import compiled, speed
 from benchmarks.cells import SMALL, TOY, Cell, Flags
 from benchmarks.jobs import LIMIT, Job
 from benchmarks.measure import about
@@ -172,25 +172,9 @@ def races(device: str, **length: int) -> list[Job]:
     ]  # fmt: skip
 
 
-def grid(device: str) -> list[Job]:
-    return [
-        Job(name=", ".join(cell), work="benchmarks.cuda_grid:measure", device=cell[0],
-            given=dict(zip(("device", "policy", "remat"), cell)))
-        for cell in cuda_grid.CELLS
-    ]  # fmt: skip
-
-
 def public_ports(device: str) -> list[Job]:
     """On a CPU, whatever the device."""
     return public.jobs()
-
-
-def compiled(device: str) -> list[Job]:
-    return [
-        Job(name=inductor.name_of(*cell), work="benchmarks.inductor:measure", device=cell[0],
-            given=dict(zip(("device", "flags"), cell)))
-        for cell in inductor.CELLS
-    ]  # fmt: skip
 
 
 SUITES: dict[str, Suite] = {
@@ -202,6 +186,10 @@ SUITES: dict[str, Suite] = {
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "speed-short": Suite("the same races, a minute each", partial(races, pairs=20, restarts=2)),
     "public-ports": Suite("lockstep check on public ports, in --root", public_ports),
-    "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", grid),
-    "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced", compiled),
+    "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", compiled.grid_jobs),
+    "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced",
+                      compiled.inductor_jobs),
+    **{f"compiled-{file}": Suite("programs that the plan is held to, compiled again",
+                                 partial(compiled.known_jobs, file))
+       for file in ("jax", "torch", "mesh")},
 }  # fmt: skip

@@ -291,7 +291,6 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
     ],
     "benchmarks.documents": [("power", ["power", "--help"])],
     "benchmarks.rates": [("power", ["power", "--help"])],
-    "benchmarks.compiled": [("nothing", ["FILE", "nothing"]), ("mesh zebra", ["TEXT", "zebra"])],
     "benchmarks.lesson": [("nothing", ["CELL", "nothing", "unknown"])],
     "parity_tests.bugs": [("no-clip", ["no-clip", "--help"])],
     "parity_tests.gate": [("nonsense", ["COMMIT", "nonsense", "git log"])],
