@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from lockstep import devices, twin
-from lockstep.compile import targets
 from lockstep.config import PRESETS, chunks
 from lockstep.config.fields import flag_name
 from lockstep.devices import Device
@@ -15,7 +14,6 @@ from lockstep.errors import require, require_range
 from lockstep.exits import DONE
 from lockstep.flags import add_command, add_optional, add_switch
 from lockstep.plan import (
-    exact,
     here,
     memory,
     rates,
@@ -36,7 +34,7 @@ LARGE = 100_000_000  # parameters, from which a step has half a million tokens, 
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
 PROGRAMS = {"jax": "jax", "torch": "eager"}  # that are planned for several devices
 COMPILES = ("cuda", "rocm", "xpu")  # platforms on which PyTorch's compiler has Triton
-BEST = 3  # candidates that --exact and --measure ask about
+BEST = 3  # candidates that --measure times
 TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
 
 
@@ -45,8 +43,8 @@ def add(commands: Any) -> None:
     sub = add_command(
         commands, "plan", _plan,
         "Predicts memory and time of a training step for each policy and remat mode,\n"
-        "and recommends one. Asks no framework; --exact asks the compilers about the best\n"
-        "three, --measure times them here. A CPU's are not predicted: --measure alone.",
+        "and recommends one. Asks no framework; --measure times the best three here.\n"
+        "A CPU's are not predicted: --measure alone.",
         "lockstep plan --model gpt2 --device h200",
         "lockstep plan --model DIR --device a100-80 --tokens 1e9 --price 1.8",
         "lockstep plan --model 1b --device h100 --devices 16 --inter 25",
@@ -70,8 +68,6 @@ def add(commands: Any) -> None:
     add("--price", "X", "of the device for an hour, in any unit: what does the run cost? "
         "(default: not asked)", float)  # fmt: skip
     add("--framework", "|".join(twin.MODULES), "this one alone (default: both)")
-    add_switch(sub, "--exact", "compile or trace the best three for the device, which need not be "
-               "here, and say what the formula is off by")  # fmt: skip
     add_switch(sub, "--measure", "time the best three on this machine")
     add("--devices", "N", "so many of the device: compare their meshes (default: one)", int)
     add("--link", links, "between devices of a machine, one direction (default: nvlink where the "
@@ -134,12 +130,9 @@ def _check(given: argparse.Namespace) -> None:
             require(0 < value < float("inf"), f"--{name}", value, "must be above 0")
     if given.price is not None:
         require(given.tokens is not None, "--price", given.price, "of how many --tokens? give both")
-    for name in ("exact", "measure"):
-        if getattr(given, name):
-            remedy = f"only a preset can be trained; drop --{name}"
-            require(given.model in PRESETS, f"--{name}", given.model, remedy)
-    if given.exact:
-        targets.find(given.device)
+    if given.measure:
+        remedy = "only a preset can be trained; drop --measure"
+        require(given.model in PRESETS, "--measure", given.model, remedy)
     if given.devices is None:
         for name in TOGETHER:
             value = getattr(given, name)
@@ -177,10 +170,6 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
                 describe(model, device, c) | timing.measure(trainer.command(given, c.setting))
                 for c in ordered[:BEST]
             ]
-        if given.exact and not compiled:
-            rows = [describe(model, device, c) | {"flags": trainer.flags(given, c.setting)}
-                    for c in ordered[:BEST]]  # fmt: skip
-            result["compiled"] = exact.ask(framework, device.name, rows)
     return result
 
 

@@ -23,7 +23,7 @@ def check(given: argparse.Namespace) -> None:
     """
     remedy = "a CPU's memory and time are not predicted; add --measure, which times them here"
     require(given.measure, "--device", given.device, remedy)
-    for name in ("memory", "devices", "exact", "policy", "remat"):
+    for name in ("memory", "devices", "policy", "remat"):
         value = getattr(given, name)
         require(not value, f"--{name}", value, f"is not for --device {CPU}; drop it")
     require(given.model in PRESETS, "--model", given.model, "only a preset can be trained here")

@@ -181,7 +181,6 @@ def _plan(plan: dict[str, Any]) -> str:
     if plan["sizes"]:
         lines.append(f"  {sizes.text(plan['sizes'])}")
     lines += _cost(plan)
-    lines += [f"  {_program(label, row)}" for row in plan.get("compiled", [])]
     lines += [f"  {_measurement(label, row)}" for row in plan.get("measured", [])]
     return "\n".join(lines)
 
@@ -223,18 +222,6 @@ def _row(row: dict[str, Any], unit: int) -> str:
 
 def _what(framework: str, row: dict[str, Any]) -> str:
     return f"{framework}, {row['policy']}, remat {row['remat']}, {row['accum']} x {row['rows']}: "
-
-
-def _program(framework: str, row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return f"not {_what(framework, row)}{row['failed']}"
-    seconds = row["roofline_seconds"]
-    return (
-        f"{row['how']} the device, {_what(framework, row)}peak {_size(row['peak_bytes'])} "
-        f"(formula {row['memory_off']:+.1%}), {row['flops'] / 1e12:.3g} TFLOP and "
-        f"{row['moved_bytes'] / 1e9:.3g} GB moved: {seconds:.3g} s at the data sheet's rates "
-        f"(formula {row['seconds_off']:+.0%}), {row['predicted_seconds']:.3g} s predicted"
-    )
 
 
 def _measurement(framework: str, row: dict[str, Any]) -> str:
@@ -292,7 +279,7 @@ def assumptions(device: Device) -> str:
         f"published runs on {' and '.join(rates.NAMES.values())} reach: {_shares(device)}.\n"
         f"This device: {proof(device)}.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4; of "
-        "compiled torch counted. --exact asks about the best, --measure times them here.\n"
+        "compiled torch counted. lockstep compile asks about one, --measure times the best here.\n"
         "docs/plan.md holds all of it against published runs, the worst first."
     )
 

@@ -75,16 +75,6 @@ def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
     assert gap("eval", "val_loss") <= 1e-12
 
 
-@tier("rest", guard="one line for each mistake, in test_bad_input.py")
-def test_a_mesh_that_does_not_fit_is_said_before_anything_is_written() -> None:
-    words, line = [*SMALL, "--out", "run"], "1 processes; start torchrun --nproc-per-node 2"
-    assert f"--mesh data=2: {line}" in train([*words, "--mesh", "data=2"])
-    said = train([*words, "--mesh", "data=3"], 2, framework="jax")
-    line = "error: --mesh data=3: cannot be divided by 2 processes; use a multiple of 2\n"
-    assert said == 2 * line
-    assert not os.path.exists("run")
-
-
 def test_a_launcher_says_which_process_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"SLURM_NTASKS": "4", "SLURM_PROCID": "3"})
     processes.announce({"coordinator": "auto"}, Mesh(data=8))
