@@ -30,7 +30,6 @@ code, pre { font: 13px ui-monospace, monospace; } pre { background: var(--box); 
 .dim { color: var(--dim); } .bad { color: var(--bad); font-weight: 600; }
 .good { color: var(--good); }
 img { width: 100%; background: #fff; }
-svg { width: 100%; height: auto; } svg text { fill: var(--dim); font-size: 11px; }
 summary { cursor: pointer; font-size: 1.1rem; font-weight: 600; margin: 2rem 0 .4rem; }
 :focus-visible { outline: 3px solid var(--a); outline-offset: 2px; }
 """
@@ -84,11 +83,3 @@ def folded(title: str, content: str, is_open: bool = False) -> str:
     """Makes markup that a click or a key opens."""
     start = "<details open>" if is_open else "<details>"
     return f"{start}<summary>{escape(title)}</summary>{content}</details>"
-
-
-def picture(parts: Iterable[str], label: str, width: int, height: int) -> str:
-    """Makes an SVG of these parts; `label` describes it in words."""
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role=img aria-label="{escape(label)}">'
-        f"{''.join(parts)}</svg>"
-    )

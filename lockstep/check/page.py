@@ -1,6 +1,5 @@
 """The report as one HTML file."""
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -13,11 +12,8 @@ from lockstep.check import report
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
 from lockstep.check.rungs import Stage
-from lockstep.html import Cell, folded, picture, table
+from lockstep.html import Cell, folded, table
 from lockstep.judge.verdict import Finding, Outcome, Verdict
-
-WIDTH, HEIGHT, MARGIN = 760, 190, 12  # of a picture, in pixels
-LOWEST, HIGHEST = -17, 1  # powers of ten that a picture of gaps shows; zero is drawn at the lowest
 
 STYLE = """
 .verdict { color: #fff; padding: .1rem .6rem; border-radius: .3rem; margin-right: .5rem; }
@@ -42,7 +38,6 @@ def page(result: Result, command: str) -> str:
         *[_root("", root, "beside") for root in (*result.beside, *result.initial)],
         *[f"<p class=dim>accepted: {escape(root.name)}</p>" for root in result.accepted],
         "<h2>Rungs</h2>", _rungs(result.rungs),
-        "<h2>Gaps of modules in the order of calls, isolated</h2>", _gaps(isolated),
         _curves(curve),
         folded(f"{len(result.pairs)} modules, isolated", _modules(isolated, result.pairs), True),
         folded(f"Mapping of {len(result.mapping.entries)} tensors", table(
@@ -88,44 +83,8 @@ def _modules(isolated: Stage, pairs: dict[str, str]) -> str:
     return table(("reference", "port", "gap"), rows)
 
 
-def _gaps(isolated: Stage) -> str:
-    points = isolated.findings
-    if not points:
-        return "<p class=dim>no module was compared</p>"
-    step = WIDTH / len(points)
-    parts = []
-    for power in range(LOWEST + 1, HIGHEST + 1, 4):
-        parts += [_rule(10.0**power, "line"), _label(10.0**power, f"{10.0**power:.0e}")]
-    for at, found in enumerate(points):
-        parts.append(
-            f"<circle cx={(at + 0.5) * step:.1f} cy={_height(found.figure):.1f} r=3 "
-            f"fill=var(--{_colour(found)})><title>{escape(found.where)}: {found.figure:.2g}"
-            "</title></circle>"
-        )
-    bound = points[0].bound
-    parts += [_rule(bound, "dim"), f"<text x={WIDTH} y={_height(bound) - 4:.1f} text-anchor=end>"
-              f"bound {bound:.1g}</text>"]  # fmt: skip
-    return picture(parts, f"{len(points)} gaps, on a logarithmic scale; the table of modules "
-                    "has them as numbers", WIDTH, HEIGHT)  # fmt: skip
-
-
 def _colour(found: Finding) -> str:
     return "good" if found.verdict is Verdict.EQUAL else "bad"
-
-
-def _rule(figure: float, colour: str) -> str:
-    y = f"{_height(figure):.1f}"
-    return f"<line x1=0 x2={WIDTH} y1={y} y2={y} stroke=var(--{colour}) />"
-
-
-def _label(figure: float, text: str) -> str:
-    return f"<text x=2 y={_height(figure) - 3:.1f}>{text}</text>"
-
-
-def _height(figure: float) -> float:
-    """Places a gap in its picture: what is no number stands at the top, and zero at the bottom."""
-    log = math.log10(max(figure, 10.0**LOWEST)) if math.isfinite(figure) else HIGHEST
-    return MARGIN + (HEIGHT - 2 * MARGIN) * (HIGHEST - min(log, HIGHEST)) / (HIGHEST - LOWEST)
 
 
 def _curves(curve: Stage) -> str:

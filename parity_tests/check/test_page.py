@@ -46,7 +46,7 @@ def parse(text: str) -> Reader:
     return reader
 
 
-def test_the_page_has_roots_tree_and_pictures(jax_reference: Trace, tmp_path: Path) -> None:
+def test_the_page_has_roots_and_every_module(jax_reference: Trace, tmp_path: Path) -> None:
     mutant = BY_NAME["gelu-erf"]
     result = check_inside(jax_reference, changed(mutant, tmp_path))
     text = page.page(result, "lockstep check a.py b.py")
@@ -54,7 +54,6 @@ def test_the_page_has_roots_tree_and_pictures(jax_reference: Trace, tmp_path: Pa
     said = " ".join(read.texts)
     assert "DIFFERENT" in said and "GELU (erf) for GELU (tanh)" in said
     assert all(call in said for call in result.pairs.values())
-    assert text.count("<circle") == len(next(r for r in result.rungs if r.number == "2i").findings)
     assert "Loss curves" in said
 
 
