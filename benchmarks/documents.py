@@ -193,10 +193,7 @@ MADE: dict[str, Callable[[], str]] = {
     "plan_meshes": programs.table_of_meshes,
     "published_groups": rates.table,
     "published_worst": published.table_of_worst,
-    "published_others": published.table_of_others,
-    "published_reasons": published.table_of_reasons,
     "published_peaks": published.table_of_peaks,
-    "published_shared": published.table_of_shared,
 }
 
 

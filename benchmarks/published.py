@@ -8,16 +8,14 @@ the plan's shares to them.
 import csv
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from benchmarks.tables import markdown
 from lockstep import devices, results
 from lockstep.config import PRESETS, Config, ModelConfig
-from lockstep.config.mesh import Mesh
 from lockstep.model.stacked import scans_layers
 from lockstep.plan import memory, rates, roofline, shape
 from lockstep.plan.rates import Rates
@@ -233,26 +231,6 @@ def table_of_worst() -> str:
     return _runs(found[:WORST], "accum", "micro-batches")
 
 
-def table_of_others() -> str:
-    """Runs that the plan can be asked about, but is no prediction of, the worst first."""
-    found = [point for point in timed(points()) if point.incomparable and not point.predictable]
-    found.sort(key=lambda point: -abs(math.log(point.time_ratio)))
-    many = [point for point in found if point.publisher == "mosaicml"]
-    ratios = [point.time_ratio for point in many]
-    rest = (f"And {len(many)} runs of MPT models on several machines: {min(ratios):.2f} to "
-            f"{max(ratios):.2f}, median {statistics.median(ratios):.2f}.")  # fmt: skip
-    few = [point for point in found if point not in many]
-    return f"{_runs(few, 'incomparable', 'why it is not compared')}\n\n{rest}"
-
-
-def table_of_reasons() -> str:
-    """How many runs cannot be compared, by the reason."""
-    whys = Counter(_kind(why) for point in timed(points()) if point.incomparable
-                   for why in point.incomparable.split("; "))  # fmt: skip
-    rows = [[why, str(n)] for why, n in whys.most_common()]
-    return markdown(["why (a run may have several)", "runs"], rows)
-
-
 def table_of_peaks() -> str:
     """Each peak of memory whose run the plan can be asked about, and what it was a peak of."""
     head = ["run", "said to be", "measured, GB", "plan, GB", "plan / measured",
@@ -266,37 +244,6 @@ def table_of_peaks() -> str:
             _name(point), point.peak_what, *(f"{each:.2f}" for each in figures), point.incomparable
         ])  # fmt: skip
     return markdown(head, rows)
-
-
-def shared() -> dict[str, tuple[float, ...]]:
-    """Runs with FSDP on one machine that fit -> the card's bytes, those that the plan has for our
-    own trainer, and of these what such programs do without: gradients that are whole until the last
-    micro-batch, and 8 of a logit's 12 bytes."""
-    found: dict[str, tuple[float, ...]] = {}
-    for point in points():
-        if "FSDP" in point.framework and int(point.devices) == MACHINE and not point.predictable:
-            mesh, once = Mesh(1, MACHINE), replace(point.setting, accum=1)
-            planned = memory.parts(point.shape, point.setting, mesh).total
-            whole = planned - memory.parts(point.shape, once, mesh).total
-            logits = memory.at_peak(point.shape, once, mesh).get("logits", 0.0) * 8 / 12
-            found[_name(point)] = point.device.memory, planned, whole, logits
-    return found
-
-
-def table_of_shared() -> str:
-    """Lists runs with FSDP that fit where ours does not, at 2,048 tokens a row, and what they lack,
-    in GiB."""
-    rows = []
-    for name, (card, planned, *spared) in shared().items():
-        if "x 2048" in name and planned > card:
-            sizes = [card, planned, *spared, planned - sum(spared)]
-            rows.append([name, *(f"{size / 2**30:.1f}" for size in sizes)])
-    return markdown(["run", "card", "ours", "whole gradients", "logits", "left"], rows)
-
-
-def _kind(why: str) -> str:
-    """A reason without its particulars."""
-    return why.partition(":")[0] if why.startswith(("not said", "card", "remat", "optim")) else why
 
 
 def _runs(found: list[Point], column: str, head: str) -> str:

@@ -279,7 +279,8 @@ def assumptions(device: Device) -> str:
         f"published runs on {' and '.join(rates.NAMES.values())} reach: {_shares(device)}.\n"
         f"This device: {proof(device)}.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4; of "
-        "compiled torch counted. lockstep compile asks about one, --measure times the best here.\n"
+        "compiled torch counted. The command `compile` asks about one, --measure times the best "
+        "here.\n"
         "docs/plan.md holds all of it against published runs, the worst first."
     )
 
