@@ -112,29 +112,6 @@ def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
         require(context <= fits, "--context", context, f"{problem}; {shorter}")
 
 
-def unigram_entropy(corpus: Corpus) -> float | None:
-    """Compute H(token) of the train split in nats; None for vocab > 256, documents, huge files.
-
-    The loss of a model that knows how often each token comes, and nothing else.
-    """
-    if not _countable(corpus):
-        return None
-    counts = _pair_counts(corpus.train).sum(axis=1)
-    counts[corpus.train[-1]] += 1  # the last token starts no pair
-    return _entropy(counts)
-
-
-def bigram_entropy(corpus: Corpus) -> float | None:
-    """Compute H(token | previous token) of the train split in nats; None as `unigram_entropy`.
-
-    A model whose loss stays above this has not learned to look at one token of context.
-    """
-    if not _countable(corpus):
-        return None
-    pairs = _pair_counts(corpus.train)
-    return _entropy(pairs) - _entropy(pairs.sum(axis=1))
-
-
 def _from_path(data: str, path: Path, tokenizer: str, rows: str) -> Corpus:
     remedy = "no such file or folder; use stdlib or a path that exists"
     require(path.exists(), "--data", data, remedy)
@@ -203,11 +180,6 @@ def _largest(tokens: Tokens | Documents) -> int:
     return max((int(piece.max(initial=0)) for piece in _pieces(tokens)), default=0)
 
 
-def _countable(corpus: Corpus) -> bool:
-    train = corpus.train
-    return corpus.vocab <= BYTES and isinstance(train, np.ndarray) and len(train) <= WHOLE
-
-
 def _sha256(train: Tokens, val: Tokens) -> str:
     """Digest the tokens, and each split's dtype and length: another split point is other data.
 
@@ -249,18 +221,3 @@ def _modules(root: Path) -> list[PurePath]:
         modules = [name for name in files if name.endswith(".py") and not name.startswith(LOCAL)]
         found += [PurePath(folder, name).relative_to(root) for name in modules]
     return sorted(found, key=PurePath.as_posix)
-
-
-def _pair_counts(tokens: np.ndarray) -> np.ndarray:
-    """Count how often token j follows token i: int64 (256, 256)."""
-    counts = np.zeros(BYTES * BYTES, np.int64)
-    for start in range(0, len(tokens) - 1, CHUNK):
-        piece = tokens[start : start + CHUNK + 1].astype(np.intp)
-        counts += np.bincount(piece[:-1] * BYTES + piece[1:], minlength=BYTES * BYTES)
-    return counts.reshape(BYTES, BYTES)
-
-
-def _entropy(counts: np.ndarray) -> float:
-    """Compute the entropy, in nats, of the distribution in proportion to the counts."""
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())

@@ -1,10 +1,7 @@
-"""Corpora: a file, a folder, the standard library; what fits a model, and their entropies."""
+"""Corpora: a file, a folder, the standard library; and what fits a model."""
 
 import hashlib
-import math
 import re
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +83,6 @@ def test_the_real_library_is_megabytes_of_python_from_no_particular_machine() ->
     assert re.match(r"standard library of Python 3\.\d+\.\d+", loaded.source)
     text = loaded.train.tobytes() + loaded.val.tobytes()
     assert b"build_time_vars = {" not in text  # _sysconfigdata's dictionary
-    uniform = math.log(256)
-    unigram, bigram = corpus.unigram_entropy(loaded), corpus.bigram_entropy(loaded)
-    assert unigram is not None and bigram is not None
-    assert 1.5 < bigram < unigram - 0.5 < uniform - 1.5
 
 
 def test_modules_come_in_posix_order_and_are_held_out_whole(library: Path) -> None:
@@ -176,41 +169,3 @@ def test_a_window_must_fit_in_each_split() -> None:
         assert refusal(of(b"abc", b"a" * n), 256, 1) == (
             f"--context 1: the val split has {n} tokens, a window takes 2; use more data"
         )
-
-
-# --- the entropies that a loss is held against are those of the definition
-
-
-TEXT = b"abracadabra, said the magician; abracadabra, said the hat.\n" * 3
-
-
-def slow_entropy(counts: Counter) -> float:
-    total = sum(counts.values())
-    return sum(n / total * math.log(total / n) for n in counts.values())
-
-
-def slow_conditional_entropy(text: bytes) -> float:
-    """The definition: for each byte, the entropy of what follows it, weighted by how often."""
-    after: dict[int, Counter] = {}
-    for one, two in pairwise(text):
-        after.setdefault(one, Counter())[two] += 1
-    pairs = len(text) - 1
-    return sum(sum(c.values()) / pairs * slow_entropy(c) for c in after.values())
-
-
-@pytest.mark.parametrize("chunk", [1 << 22, 7, 1])
-def test_entropies_are_those_of_the_definition(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "CHUNK", chunk)
-    loaded = of(TEXT, b"not looked at")
-    assert corpus.unigram_entropy(loaded) == pytest.approx(slow_entropy(Counter(TEXT)), rel=1e-12)
-    assert corpus.bigram_entropy(loaded) == pytest.approx(slow_conditional_entropy(TEXT), rel=1e-12)
-
-
-def test_entropies_are_for_small_vocabularies(folder: Path) -> None:
-    loaded = corpus.load(str(folder))
-    assert corpus.unigram_entropy(loaded) is None and corpus.bigram_entropy(loaded) is None
-    tokens = np.array([1, 2, 1, 2, 255], np.uint16)
-    small = Corpus(tokens, tokens, "", "characters as uint16", 256)
-    one_and_two, last = -2 * 0.4 * math.log(0.4), -0.2 * math.log(0.2)
-    assert corpus.unigram_entropy(small) == pytest.approx(one_and_two + last)
-    assert corpus.bigram_entropy(small) == pytest.approx(math.log(2) / 2)
