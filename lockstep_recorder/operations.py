@@ -50,11 +50,17 @@ class TapeValue:
 
 @dataclass
 class Operations(Graph):
-    """A tape: its values by number, and its steps in order."""
+    """A tape: its values by number, and its steps in order.
+
+    Attributes:
+        cotangents: by value: the gradient of the loss with respect to it, of values of which the
+            framework has it: none inside of an operation that has its own derivative.
+    """
 
     values: list[TapeValue] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     loss: int = -1
+    cotangents: dict[int, Any] = field(default_factory=dict)
 
     def begin(self, x: Any, origin: str, name: str = "") -> int:
         """Adds a value that no step gives; returns its number."""

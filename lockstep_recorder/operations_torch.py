@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lockstep_recorder import tree
+from lockstep_recorder.calls import CallLog
 from lockstep_recorder.operations import Operations, TapeValue, line_of
+from lockstep_recorder.torch_modes import frames, without_recomputation
 
 aten = torch.ops.aten
 # What the other framework has as one operation, and what has no smaller parts.
@@ -85,6 +86,8 @@ class Recording(TorchDispatchMode):
         changes = func._schema.is_mutable
         y = func(*args, **kwargs)
         outputs = [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
+        if not changes and all(any(x is leaves[at] for at in places) for x in outputs):
+            return y  # such as a cast to the format that it has
         bare = [None if at in places else x for at, x in enumerate(leaves)]
 
         def apply(values: list[Any], alone: bool) -> list[Any]:
@@ -104,6 +107,14 @@ class Recording(TorchDispatchMode):
         if changes:
             self._change(outputs, line)
         return y
+
+    def cotangents(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Returns the gradient of the loss with respect to each value that has one, by number; no
+        hook is needed, for the tensors that were seen are those of the graph."""
+        wanted = [x for x in self.kept if x.requires_grad]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+        return {self.numbers[id(x)]: torch.zeros_like(x) if g is None else g
+                for x, g in zip(wanted, found)}  # fmt: skip
 
     def _change(self, outputs: list[torch.Tensor], line: str) -> None:
         """Gives new numbers to the tensors that share memory with one that was changed."""
@@ -133,13 +144,6 @@ def _storage(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def frames() -> Iterator[tuple[str, int]]:
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-
-
 @contextlib.contextmanager
 def only_small_parts() -> Iterator[None]:
     """Attention of its parts, by the name that a version has for that."""
@@ -152,8 +156,16 @@ def only_small_parts() -> Iterator[None]:
             yield
 
 
-def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
-    """Records one forward pass of a `TorchSide`."""
+def make_tape(
+    side: Any, weights: Any, spec: Any, batch: Any, gradients: bool = False,
+    forced: dict[str, np.ndarray] | None = None,
+) -> Operations:  # fmt: skip
+    """Records one forward pass of a `TorchSide`.
+
+    Args:
+        gradients: keeps the cotangents, too.
+        forced: `act/CALL` and `dact/CALL`; see `TorchSide.run`.
+    """
     side.load(weights)
     tape = Operations()
     recording = Recording(tape)
@@ -161,7 +173,13 @@ def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
         origin = "parameter" if name in weights else "constant"
         kept = x if name in weights else x.detach().clone()
         recording.know(x, tape.begin(kept, origin, name if name in weights else ""))
-    leaf = side._leaf
+    leaf, point = side._leaf, side._point
+
+    def forced_point(y: torch.Tensor, *args: Any) -> torch.Tensor:
+        made: torch.Tensor = point(y, *args)  # which is made of what is given, and stands for y
+        inputs = [recording.number(made), recording.number(y)]
+        recording.know(made, *tape.add("forced", inputs, [made], _first, {}, ""))
+        return made
 
     def known(x: np.ndarray) -> torch.Tensor:
         made = leaf(x)
@@ -169,13 +187,21 @@ def make_tape(side: Any, weights: Any, spec: Any, batch: Any) -> Operations:
             recording.know(made, tape.begin(made.clone(), "batch"))
         return made
 
-    side._leaf = known
+    side._leaf, side._point = known, forced_point
     try:
-        with torch.no_grad(), only_small_parts(), recording:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            stack.enter_context(without_recomputation())
+            stack.enter_context(only_small_parts())
+            if forced:
+                stack.enter_context(side._hooks(CallLog(), forced))
+            stack.enter_context(recording)
             loss = side._loss(spec, batch)
     finally:
-        side._leaf = leaf
+        side._leaf, side._point = leaf, point
     tape.loss = recording.number(loss)
+    if gradients and loss.requires_grad:
+        tape.cotangents = recording.cotangents(loss)
     return tape
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep_recorder import tree
-from lockstep_recorder.operations import Player, fingerprint, marginals, strides_of
+from lockstep_recorder.operations import COLUMNS, Player, fingerprint, marginals, strides_of
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import Arrays, group
 
@@ -18,7 +18,8 @@ KEPT = 2_000_000  # elements of values that a trace holds for its tape alone
 def answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arrays]:
     """Answers one question; the tape is kept with the side.
 
-    `tape`: made with `weights` and the batch; tells its values, and `elements/NUMBER`.
+    `tape`: made with `weights` and the batch; tells its values, and `elements/NUMBER`. With
+        `gradients`, those of its values in their place; what is `forced` is as in a run.
     `tape start`: forgets what was played; `weights` are its parameters.
     `tape play`: puts `given/NUMBER` in, takes back those of `free`, keeps what follows;
         fingerprints of the targets.
@@ -33,8 +34,13 @@ def _answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arr
     ask, targets = header["ask"], header.get("targets", [])
     if ask == "tape":
         weights, batch = group(arrays, "weights"), group(arrays, "batch")
-        side.player = make_player(side, weights, header["batch"], batch)
-        return describe(side.player)
+        gradients = bool(header.get("gradients"))
+        forced = group(arrays, "forced")
+        made = make_player(side, weights, header["batch"], batch, gradients, forced)
+        if gradients:
+            return describe_gradients(made)
+        side.player = made
+        return describe(made)
     player: Player | None = side.player
     if player is None:
         raise Mistake("no tape was made; ask for one")
@@ -59,8 +65,15 @@ def _attempt(player: Player, header: dict[str, Any], arrays: Arrays, targets: li
     return found
 
 
-def make_player(side: Any, weights: Arrays, spec: Any, batch: Arrays) -> Player:
+def make_player(
+    side: Any, weights: Arrays, spec: Any, batch: Arrays, gradients: bool = False,
+    forced: Arrays | None = None,
+) -> Player:  # fmt: skip
     """Makes the tape of a program, with these weights and this batch.
+
+    Args:
+        gradients: with the cotangents of its values.
+        forced: see `TorchSide.run`.
 
     Raises:
         Mistake: it has none.
@@ -73,7 +86,8 @@ def make_player(side: Any, weights: Arrays, spec: Any, batch: Arrays) -> Player:
         from lockstep_recorder import operations_torch as of
     else:
         from lockstep_recorder import operations_jax as of  # type: ignore[no-redef]
-    player = Player(of.make_tape(side, weights, spec, batch), of.make)
+    tape = of.make_tape(side, weights, spec, batch, gradients, forced)
+    player = Player(tape, of.make)
     if any(value.dtype.rpartition(".")[2].startswith("complex")
            for value in player.tape.values if value.origin == "parameter"):  # fmt: skip
         raise Mistake(f"{side.user.name}: has complex tensors, which a tape cannot number")
@@ -93,6 +107,18 @@ def describe(player: Player) -> tuple[dict[str, Any], Arrays]:
     return told, arrays
 
 
+def describe_gradients(player: Player) -> tuple[dict[str, Any], Arrays]:
+    """Tells a tape and the gradients of the loss with respect to its values.
+
+    Returns:
+        JSON; `values` and `cotangents`, rows of a number and a fingerprint.
+    """
+    cotangents = player.tape.cotangents
+    rows = player.play({}, sorted(cotangents))
+    numbered = np.concatenate([np.array(sorted(cotangents)).reshape(-1, 1), rows], 1)
+    return player.tape.describe(), {"values": numbered, "cotangents": _numbered_rows(cotangents)}
+
+
 def describe_run(
     side: Any, weights: Arrays, spec: Any, batch: Arrays, seen: Arrays
 ) -> tuple[dict[str, Any], Arrays]:
@@ -105,14 +131,15 @@ def describe_run(
     Returns:
         JSON; `elements/NUMBER`; `rows`, the fingerprints of `Operations.data`; `marginals/NUMBER`
         of those at which data meets parameters and of what these are given; `value/NUMBER` of the
-        latter, where it is not among `seen`.
+        latter, where it is not among `seen`; `cotangents`, see `describe_gradients`.
     """
     size = sum(x.size for x in weights.values())
     if size > MOST:
         return {"lacks": f"the reference has {size} parameters; more than {MOST} take too long"}, {}
     try:
         with side.in_float64() as exact:
-            return _describe_run(make_player(exact, weights, spec, batch), seen)
+            player = make_player(exact, weights, spec, batch, gradients=not side.forward)
+            return _describe_run(player, seen)
     except Exception as error:  # such as an operation that cannot be dispatched; nothing is lost
         return {"lacks": str(error).partition("\n")[0][:200] or type(error).__name__}, {}
 
@@ -136,7 +163,14 @@ def _describe_run(player: Player, seen: Arrays) -> tuple[dict[str, Any], Arrays]
                 room -= int(row[0])
 
     arrays["rows"] = player.play({}, data, look)
+    arrays["cotangents"] = _numbered_rows(tape.cotangents)
     return told, arrays
+
+
+def _numbered_rows(values: dict[int, Any]) -> np.ndarray:
+    """Returns a row for each value: its number, and its fingerprint."""
+    rows = [[number, *fingerprint(x)] for number, x in sorted(values.items())]
+    return np.array(rows, np.float64).reshape(-1, 1 + COLUMNS)
 
 
 class _Seen:

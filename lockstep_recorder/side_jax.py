@@ -225,16 +225,15 @@ class JaxSide(ProgramSide):
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]
-        given = {
-            name: (like(zeros, forced[name], name.startswith("dact/")), jnp.ones(()))
-            if name in forced
-            else (zeros, no)
-            for name, (zeros, no) in empty.items()
-        }
-        return program(params, slots, state, given, batch)
+        return program(params, slots, state, _filled(empty, forced), batch)
 
-    def _compile(self, params: Any, state: Any, batch: Any) -> Any:
-        """(program, the tape of its calls, slots of zeros by call, what is given: nothing)."""
+    def forcing(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
+        """Returns the slots of a `Tape`, and what it is given."""
+        _, slots, empty = self._points(params, state, batch)
+        return slots, _filled(empty, forced)
+
+    def _points(self, params: Any, state: Any, batch: Any) -> Any:
+        """Returns the tape of the calls, slots of zeros by call, what is given: nothing."""
         tape = Tape()
 
         def look(p: Any, s: Any, b: Any) -> Any:
@@ -245,7 +244,12 @@ class JaxSide(ProgramSide):
         zeros = {n: jax.device_put(np.zeros(x.shape, x.dtype)) for n, x in shapes.items()}
         slots = {name[4:]: x for name, x in zeros.items() if name.startswith("act/")}
         zeros.update({f"dact/{call}": x for call, x in slots.items() if not self.forward})
-        empty = {name: (x, jnp.zeros(())) for name, x in zeros.items()}
+        tape.calls.arrays = {}
+        return tape, slots, {name: (x, jnp.zeros(())) for name, x in zeros.items()}
+
+    def _compile(self, params: Any, state: Any, batch: Any) -> Any:
+        """Returns the program, and what `_points` does."""
+        tape, slots, empty = self._points(params, state, batch)
 
         def both(p: Any, slots: Any, s: Any, given: Any, b: Any) -> Any:
             recorder = Tape(slots, given)
@@ -256,9 +260,7 @@ class JaxSide(ProgramSide):
             slots, program = {}, self._jit(lambda *args: (both(*args), ({}, {})))
         else:
             program = self._jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
-        compiled = program.lower(params, slots, state, empty, batch).compile()
-        tape.calls.arrays = {}
-        return compiled, tape, slots, empty
+        return program.lower(params, slots, state, empty, batch).compile(), tape, slots, empty
 
     def begin(self, weights: Mapping[str, np.ndarray]) -> None:
         """A fresh optimizer, on given weights."""
@@ -366,6 +368,16 @@ def like(x: Any, values: np.ndarray, cotangent: bool) -> Any:
     given = tree.to_complex(values) if jnp.iscomplexobj(x) else values
     given = given.conj() if cotangent else given
     return jnp.asarray(given, x.dtype).reshape(x.shape)
+
+
+def _filled(empty: Any, forced: Arrays) -> Any:
+    """Puts what is forced in the place of what is given."""
+    return {
+        name: (like(zeros, forced[name], name.startswith("dact/")), jnp.ones(()))
+        if name in forced
+        else (zeros, no)
+        for name, (zeros, no) in empty.items()
+    }
 
 
 def conjugate(x: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_recorder.noise import spread_of_sum
 from lockstep_recorder.operations import line_of
-from lockstep_recorder.operations_torch import frames
 from lockstep_recorder.written import PRODUCTS, Written
 
 WIDE = (torch.float64, torch.complex128)
@@ -237,6 +237,13 @@ def without_functional_dropout(lines: set[str] | None = None) -> Iterator[None]:
         yield
     finally:
         torch.nn.functional.dropout = former
+
+
+def frames() -> Iterator[tuple[str, int]]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ MOVES = JOINS | {
     "reshape", "rev", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
     "tile", "transpose", "unbind", "unsqueeze", "view",
 }  # fmt: skip
+STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from lockstep.check.apart import PartedAt, part_at
+from lockstep.check.apart import STOPS, PartedAt, part_at
 from lockstep.check.follow import Followed, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
@@ -16,7 +16,6 @@ from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import prefixed
 
 COARSE = 1e-4  # relative: more than a constant made in float32 makes of a value
-STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
 
 def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, LiveTape, Followed]:
@@ -57,23 +56,21 @@ class Follower:
 
 
 def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str]:
-    """Adds the two lines to the roots of the forward and of the backward pass; returns notes.
+    """Adds the two lines to the roots of the forward pass; returns notes.
 
     A root of the forward pass has the lines of the place where values part between what its module
     is given and what it gives. Where no place stands there, as inside a program that shows no
     module, the first root has the first place; another has what first uses a tensor of its module,
-    see `_uses_of_module`. A root of the backward pass has the lines that use the value whose
-    gradient is wrong; see `_uses_of`.
+    see `_uses_of_module`. A root of the backward pass has its lines already.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
-    backward = [root for root in roots if root.direction == "backward"]
-    if not (forward or backward):
-        return []
     states = [root for root in forward if root.largest.rule == "state"]
     forward = [root for root in forward if root not in states]
+    if not (forward or states):
+        return []
     if rounded:
         return ["no lines are named: values part at a constant made in float32, too"]
     found = follower.found
@@ -97,55 +94,7 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
     for root in [root for root in forward + states if not root.lines]:
         if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
             _put(root, used)
-    for root in backward:
-        if used := _uses_of(root.spots[0], follower, found, places):
-            _put(root, used)
     return []
-
-
-def _uses_of(spot: Spot, follower: Follower, found: Followed, places: "_Places") -> PartedAt | None:
-    """Finds on each side what uses a value, or a tensor, that gets another gradient: where one side
-    stops the gradient, that operation and what the other has there; else the first."""
-    sides = follower.tape, follower.port_tape
-    if spot.rule == "gradient":
-        names = spot.where.partition("[")[0], spot.port.partition("[")[0]
-        numbers = [{side.numbers[n]} if n in side.numbers else set()
-                   for side, n in zip(sides, names)]  # fmt: skip
-    else:
-        theirs = set(places.numbers.get(f"act/{spot.where}", []))
-        numbers = [theirs, {p for p, met in found.met.items() if theirs & set(met)}]
-    r, p = (_first_use(side, of) for side, of in zip(sides, numbers))
-    if r is None or p is None:
-        return None
-    if not any(side.values[n].op in STOPS for side, n in zip(sides, (r, p))):
-        r, p = _behind_a_stop(sides, numbers, found) or (r, p)
-    used = part_at(sides[0], r, sides[1], p)
-    return used if used.reference and used.port else None
-
-
-def _behind_a_stop(
-    sides: tuple[SideTape, SideTape], numbers: list[set[int]], found: Followed
-) -> tuple[int, int] | None:
-    """Finds what stops the gradient of a value that is made of others by one operation, such as a
-    sum with a residual, and what the other side has in its place."""
-    partners: list[dict[int, int]] = [{}, {}]  # from the reference's values, and from the port's
-    for p, met in found.met.items():
-        partners[1] |= {p: met[0]} if met else {}
-        for r in met:
-            partners[0].setdefault(r, p)
-    stops: list[list[int]] = []
-    for side, of in zip(sides, numbers):
-        made = {user for n in of for user in side.users[n]}
-        stops.append([user for n in sorted(made) for user in side.users[n]
-                      if side.values[user].op in STOPS])  # fmt: skip
-    if bool(stops[0]) == bool(stops[1]):
-        return None
-    at = int(bool(stops[1]))
-    stop = stops[at][0]
-    other = next((partners[at][user] for user in sides[at].users[stop] if user in partners[at]), -1)
-    if other < 0:
-        return None
-    return (other, stop) if at else (stop, other)
 
 
 def _uses_of_module(spot: Spot, sides: tuple[SideTape, SideTape]) -> PartedAt | None:

@@ -47,7 +47,8 @@ class SideTape(Graph):
 
     Args:
         about: what the recorder tells of it.
-        arrays: `elements/NUMBER`, where these are not regular.
+        arrays: `elements/NUMBER`, where these are not regular; `cotangents`, rows of a number and
+            the fingerprint of its gradient.
     """
 
     def __init__(self, about: dict[str, Any], arrays: Arrays) -> None:
@@ -65,6 +66,7 @@ class SideTape(Graph):
                           if "elements" in v}  # fmt: skip
         self._labels = {int(n): x.astype(np.int64) for n, x in group(arrays, "elements").items()}
         self._frontiers: dict[int, tuple[int, ...]] = {}
+        self.cotangents = numbered_rows(arrays, "cotangents")
 
     def inputs(self, number: int) -> tuple[int, ...]:
         return self.values[number].inputs
@@ -160,11 +162,18 @@ class LiveTape(SideTape):
     Args:
         weights: what it is made with.
         batch: `batch/NAME`, and the description of its nest.
+        forced: `act/CALL` and `dact/CALL`, where the gradients of its values are wanted, too.
     """
 
-    def __init__(self, program: Asked, weights: Arrays, batch: Arrays, spec: Any) -> None:
+    def __init__(
+        self, program: Asked, weights: Arrays, batch: Arrays, spec: Any,
+        forced: Arrays | None = None,
+    ) -> None:  # fmt: skip
         self.program = program
-        super().__init__(*program.ask("tape", prefixed("weights", weights) | batch, batch=spec))
+        given = prefixed("weights", weights) | batch | prefixed("forced", forced or {})
+        about, arrays = program.ask("tape", given, batch=spec, gradients=forced is not None)
+        super().__init__(about, arrays)
+        self.rows = numbered_rows(arrays, "values")
 
     def start(self) -> None:
         """Forgets all values but the batch and the constants."""
@@ -244,6 +253,12 @@ class RecordedTape(SideTape):
         return np.array(rows, np.float64).reshape(-1, COLUMNS)
 
 
+def numbered_rows(arrays: Arrays, name: str) -> dict[int, np.ndarray]:
+    """Returns rows by the numbers that they begin with."""
+    rows = arrays.get(name, np.zeros(0)).reshape(-1, 1 + COLUMNS)
+    return {int(row[0]): row[1:] for row in rows}
+
+
 def axes_of(marginals: np.ndarray, shape: Shape) -> list[np.ndarray]:
     """Parts marginals by axes."""
     return np.split(marginals, np.cumsum(shape)[:-1]) if shape else []
@@ -302,6 +317,9 @@ def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) 
                 return f"tape/{kind}/{name} is of no value"
             if kind == "elements" and not ((x >= 0) & (x < total)).all():
                 return "the tape has elements of no parameter"
+    cotangents = own.get("cotangents", np.zeros((0, 1 + COLUMNS)))
+    if cotangents.shape[1:] != (1 + COLUMNS,) or not set(cotangents[:, 0]) <= {*range(len(values))}:
+        return "the tape has gradients of no value"
     count = len(SideTape(about, own).data)
     return "" if "rows" in own and own["rows"].shape == (count, COLUMNS) else "the tape has no rows"
 

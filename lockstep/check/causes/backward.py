@@ -12,7 +12,9 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     spot = root.spots[0]
     if spot.ours is None or spot.theirs is None:
         return None
-    if not spot.ours.any() and spot.theirs.any():
+    ours, theirs = ([getattr(s, side) for s in root.spots] for side in ("ours", "theirs"))
+    arrives, wanted = (any(x is not None and x.any() for x in each) for each in (ours, theirs))
+    if wanted and not arrives:
         remedy = "look for stop_gradient, detach, or a parameter that is frozen or unused"
         module = spot.where.partition("#")[0]
         calls = [c for c in evidence.calls.names if c.partition("#")[0] == module]
@@ -20,7 +22,7 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
             text = f"no gradient arrives from a later call of {module}: what is carried is stopped"
             return Cause("stopped carry", text, remedy)
         return Cause("no gradient", "no gradient arrives here", remedy)
-    if spot.ours.any() and not spot.theirs.any():
+    if arrives and not wanted:
         remedy = "stop the gradient as the reference does"
         return Cause("gradient not stopped", "the reference has no gradient here", remedy)
     factors = [factor_between(s.ours, s.theirs) for s in root.spots
