@@ -85,6 +85,16 @@ class Gradients:
             seen |= fresh
         return seen
 
+    def lowest(self, numbers: set[int]) -> set[int]:
+        """Returns those of some values from which no other of them is reached."""
+        above = set[int]()
+        for n in sorted(self.tape.needed, reverse=True):
+            if any(
+                u in numbers or u in above for u in self.tape.users[n] if u not in self.agreeing
+            ):
+                above.add(n)
+        return numbers - above
+
     def uses(self, numbers: set[int]) -> "list[Use]":
         """Lists what is made of values that are one; uses that meet before their ends are one."""
         found: list[Use] = []
@@ -181,9 +191,8 @@ class Backward:
         reference, port = self.sides
         pairs = [(r, p) for p in sorted(port.apart, reverse=True)
                  for r in reference.known.find(port.rows[p]) if r in reference.apart]  # fmt: skip
-        below = [(reference.reach([r]) - {r}, port.reach([p]) - {p}) for r, p in pairs]
-        return [pair for pair, (rs, ps) in zip(pairs, below)
-                if not any(r in rs and p in ps for r, p in pairs)]  # fmt: skip
+        lowest = reference.lowest({r for r, _ in pairs}), port.lowest({p for _, p in pairs})
+        return [(r, p) for r, p in pairs if r in lowest[0] and p in lowest[1]]
 
     def find(self, spot: Spot) -> "tuple[PartedAt | None, bool]":
         """Finds the operation on each side from which a wrong gradient comes.

@@ -86,7 +86,7 @@ def run(
     roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped,
                                      {entry.reference.name for entry in entries})  # fmt: skip
     roots = _unmatched(found, climbed[1]) + roots
-    limits = backward.name_and_join(roots, reference, port, trial, trial.pairing.forced(calls))
+    unnamed = backward.name_and_join(roots, reference, port, trial, trial.pairing.forced(calls))
     evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
     causes.explain(roots, evidence)
     roots += compare_as_written(reference.about, port.facts, climbed[2])
@@ -105,9 +105,11 @@ def run(
     )
     rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
-    limits += notes.of(reference, port, trial, calls, partnerless, climbed, accepted, entries)
+    limits = notes.of(reference, port, trial, calls, partnerless, climbed, accepted, entries)
     limits += elsewhere
-    limits += unused + (name_lines(found_all, follower, rounded) if roots else [])
+    limits += unused
+    if roots:
+        limits += unnamed + name_lines(found_all, follower, rounded)
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     uncompared = notes.unmatched_state(reference, trial, entries) + notes.untied(entries, climbed)

@@ -86,6 +86,8 @@ HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
      "parameters are not the weights"),
     ("a tape's elements", edit(lambda a: a["tape"]["values"][0].update(elements=[9, 9, 9])),
      "elements of no parameter"),
+    ("a tape's gradients", rewrite("tape/cotangents", np.full((1, 10), 1e6)),
+     "the tape has gradients of no value"),
     ("a tape's rows", rewrite("tape/rows", np.zeros((2, 9))), "the tape has no rows"),
     ("a gradient", rewrite("grad/0.bias", np.zeros(5)), "grad/0.bias has another shape"),
 ]  # fmt: skip
