@@ -307,7 +307,8 @@ class TorchSide(ProgramSide):
     def begin(self, weights: Mapping[str, np.ndarray]) -> None:
         """A fresh optimizer, on given weights."""
         self.load(weights)
-        self.optimizer, self.pending = self.user.call("optimizer", self.model), {}
+        with self._default_format():
+            self.optimizer, self.pending = self.user.call("optimizer", self.model), {}
         self._switch_scalers_off()
         listen = getattr(self.optimizer, "register_step_post_hook", None)
         self.always_steps = listen is None
@@ -363,7 +364,8 @@ class TorchSide(ProgramSide):
         if self.user.has("update"):
             before = self.user.kept_arrays()
             try:
-                self.user.call("update", self.model, self.optimizer, step)
+                with self._default_format():
+                    self.user.call("update", self.model, self.optimizer, step)
             except Mistake as error:
                 if "scale is None" not in str(error):
                     raise
@@ -371,10 +373,23 @@ class TorchSide(ProgramSide):
             after = self.user.kept_arrays()
             self.kept |= {name for name, x in after.items() if x != before.get(name)}
         else:
-            self.optimizer.step()
+            with self._default_format():
+                self.optimizer.step()
         self.pending = {} if self.stepped else {
             name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
         }  # fmt: skip
+
+    @contextlib.contextmanager
+    def _default_format(self) -> Iterator[None]:
+        """Where the program runs in float64, so does what its optimizer makes without a format of
+        its own, such as torch's NAdam the product of its momenta."""
+        former = torch.get_default_dtype()
+        if self.precision == "float64":
+            torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(former)
 
     def train(self, weights: Mapping[str, np.ndarray], batches: list[Any]) -> list[float]:
         """The losses of a run from given weights."""

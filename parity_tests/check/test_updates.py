@@ -200,3 +200,40 @@ def test_the_lines_that_mend_a_clip_are_torch_s() -> None:
     norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
     for name, g in grads.items():
         np.testing.assert_allclose(clipped[name], g / (norm + 1e-6), rtol=1e-6)
+
+
+NADAM = """
+
+class Nesterov(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            kept = self.state[p]
+            t = kept["t"] = kept.get("t", 0) + 1
+            mu, then = (0.9 * (1 - 0.5 * 0.96 ** (k * 0.004)) for k in (t, t + 1))
+            gone = kept["gone"] = kept.get("gone", 1.0) * mu
+            m = kept["m"] = 0.9 * kept.get("m", 0) + 0.1 * p.grad
+            v = kept["v"] = 0.999 * kept.get("v", 0) + 0.001 * p.grad**2
+            way = (1 - mu) / (1 - gone) * p.grad + then / (1 - gone * then) * m
+            p -= 1e-3 * way / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+def optimizer(model):
+    return Nesterov(model.parameters())
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "verdict"), [
+    ("", "", "equal"), ("kept.get(\"gone\", 1.0) * mu", "0.5**t", "different"),
+])  # fmt: skip
+def test_what_an_optimizer_makes_without_a_format_is_float64(
+    old: str, new: str, verdict: str, tmp_path: Path
+) -> None:
+    """torch's NAdam keeps the product of its momenta in the default format."""
+    plain = PROGRAM[: PROGRAM.index("def optimizer")]
+    own = "def optimizer(model):\n    return torch.optim.NAdam(model.parameters(), lr=1e-3)\n"
+    (tmp_path / "port.py").write_text(plain + NADAM.replace(old, new))
+    assert check_inside(record(plain + own, tmp_path), tmp_path / "port.py").verdict == verdict
