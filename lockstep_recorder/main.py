@@ -17,6 +17,7 @@ import numpy as np
 from lockstep_recorder import questions, recording, wire
 from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
+from lockstep_recorder.watch import Audit
 
 FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
@@ -223,13 +224,15 @@ def _open(given: argparse.Namespace) -> Any:
 
 def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
     """Builds a program; returns what answers questions of it."""
+    watch = Audit() if given.watch else None
     side = _open(given)
 
     def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
         if header["ask"] == "write":
             made = record(side, given.seed, header["steps"], header.get("batch"), arrays)
             _write(header["out"], *made)
-            return {}, {}
+            facts, lacks = watch.tell() if watch else ({}, "it was not watched")
+            return {"facts": facts, "lacks": lacks}, {}
         told, found = answer(side, header, arrays)
         return told, as_floats(found)
 
@@ -246,6 +249,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
     parser.add_argument("--forward", action="store_true", help="the forward pass alone")
+    parser.add_argument("--watch", action="store_true", help="note what the trace depends on")
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
     return parser.parse_args(argv)
 

@@ -69,6 +69,8 @@ def _add_check(commands: Any) -> None:
                      "largest size; may be given again (default: none)")  # fmt: skip
     sub.add_argument("--initial", action="store_true", help="count initial values that differ as "
                      "a difference (default: report them beside the verdict)")  # fmt: skip
+    sub.add_argument("--no-trace-cache", action="store_true", help="record the reference anew, and "
+                     "keep no trace of it in the user's cache (default: off)")  # fmt: skip
     sub.set_defaults(command=_check)
 
 
@@ -179,7 +181,7 @@ def _options(given: argparse.Namespace, python: str, reference_python: str) -> c
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
         device=given.device, own_precision=given.own_precision, forward=given.forward,
-        initial=getattr(given, "initial", False),
+        initial=getattr(given, "initial", False), anew=getattr(given, "no_trace_cache", True),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.check import accept as acceptance
-from lockstep.check import check, report, trace
+from lockstep.check import check, kept, report, trace
 from lockstep.check.port import Port
 from lockstep.check.program import UserProgram, require_python
 from lockstep.check.recorded import RecordedPort, require_same_batches
@@ -34,12 +34,12 @@ class Options:
     own_precision: bool = False  # as the programs are written, and not in float64
     forward: bool = False  # the forward pass alone, in the programs' own precision
     initial: bool = False  # initial values that differ are a difference
+    anew: bool = False  # the reference runs, though its trace may be kept; and none is kept
 
-    def program(self, name: str, python: str, say: Say) -> UserProgram:
-        return UserProgram(
-            name, python=python, seed=self.seed, device=self.device,
-            own_precision=self.own_precision, forward=self.forward, say=say,
-        )  # fmt: skip
+    def program(self, name: str, python: str, say: Say, *, watch: bool = False) -> UserProgram:
+        return UserProgram(name, python=python, seed=self.seed, device=self.device,
+                           own_precision=self.own_precision, forward=self.forward, watch=watch,
+                           say=say)  # fmt: skip
 
 
 def compare_programs(
@@ -52,7 +52,7 @@ def compare_programs(
     require_side("PORT", port, "--python", options.python)
     with ExitStack() as stack:
         asked = stack.enter_context(closing(Reference(reference, options, say)))
-        recorded = trace.read(Path(reference)) if asked.is_trace else None
+        recorded = asked.find()
         if Path(port).is_dir():
             recorded, other = recorded or asked.record(), trace.read(Path(port))
             require_forward(options, reference, recorded)
@@ -71,7 +71,8 @@ def compare_programs(
         recorded = recorded or asked.record(running)
         require_forward(options, reference, recorded)
         about = recorded.about
-        say(f"reference: {about['program']}, {about['framework']} on {about['device']}")
+        since = f", as kept since {about['kept_since']}" if "kept_since" in about else ""
+        say(f"reference: {about['program']}, {about['framework']} on {about['device']}{since}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
         changes = (
@@ -90,7 +91,18 @@ class Reference:
     def __init__(self, name: str, options: Options, say: Say) -> None:
         self.name, self.options, self.say = name, options, say
         self.is_trace, self.begun = Path(name).is_dir(), False
-        self.program = options.program(name, options.reference_python, say)
+        self.program = options.program(name, options.reference_python, say, watch=not options.anew)
+        self.key = ""
+        if not self.is_trace and not options.anew:
+            whose = ("seed", "steps", "device", "own_precision", "forward")
+            flags = {flag: getattr(options, flag) for flag in whose}
+            self.key = kept.key(name, options.reference_python, flags)
+
+    def find(self) -> trace.Trace | None:
+        """Reads the trace, or the one that is kept of this program."""
+        if self.is_trace:
+            return trace.read(Path(self.name))
+        return kept.find(self.key) if self.key else None
 
     def begin(self) -> None:
         self.say(f"recording {self.name}")
@@ -117,8 +129,13 @@ class Reference:
             if port and drawn["batch"] and self.options.device == "cpu":
                 first = {f"batch/{n}": x for n, x in group(given or batches, "batch/0").items()}
                 port.ask("prepare", first, batch=drawn["batch"])
-            self.program.receive()
+            told, _ = self.program.receive()
             recorded = trace.read(Path(folder))
+            lacks = told["lacks"] or "the port draws its batches" * bool(given)
+            if self.key and lacks:
+                self.say(f"its trace is not kept: {lacks}")
+            elif self.key and recorded.about["repeats"]:
+                kept.keep(self.key, Path(folder), told["facts"])
         if self.options.device != "cpu" or is_large(recorded.weights):
             self.program.end_process()
         return recorded

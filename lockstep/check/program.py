@@ -49,17 +49,19 @@ class UserProgram(Worker):
 
     def __init__(
         self, name: str, *, python: str = sys.executable, seed: int = 0, device: str = "cpu",
-        own_precision: bool = False, forward: bool = False, say: Say = silent,
+        own_precision: bool = False, forward: bool = False, watch: bool = False, say: Say = silent,
     ) -> None:  # fmt: skip
         """
         Args:
             forward: no gradient is asked for; in its own precision.
+            watch: a recording tells what it depends on; see `lockstep_recorder.watch`.
         """
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-check-")
         recorder = Path(self.folder.name) / "recorder.pyz"
         export(recorder)
         words = [python, str(recorder), "serve", name, "--seed", str(seed), "--device", device]
-        words += ["--own-precision"] * own_precision + ["--forward"] * forward
+        words += ["--own-precision"] * own_precision + ["--watch"] * watch
+        words += ["--forward"] * forward
         super().__init__(name, partial(start, words), say)
 
     def record(self, out: Path, steps: int) -> None:
