@@ -1,6 +1,7 @@
 """The rules in numpy are those of torch and optax: each library's optimizer is found by its own."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,22 @@ def by_optax(transform: Any) -> Step:
     return step
 
 
-def history(make: Callable[[], Step], n: int = 1) -> optimizer.History:
-    """Returns what a recording feeds and what the optimizer does, changes rounded as weights."""
+def history(
+    make: Callable[[], Step], n: int = 1, scale_of: dict[str, float] | None = None
+) -> optimizer.History:
+    """Returns what a recording feeds and what the optimizer does, changes rounded as weights.
+
+    Args:
+        scale_of: of some tensors' gradients.
+    """
     labels = SCALES if n == 1 else {"cycles": tuple(s for s in CYCLES for _ in range(n))}
     found: optimizer.History = {}
     for label, scales in labels.items():
         step, weights, fed = make(), draw(1), []
         parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in SHAPES}
         for at, scale in enumerate(scales):
-            grads = {name: scale * g for name, g in draw(2 + at).items()}
+            grads = {name: scale * (scale_of or {}).get(name, 1.0) * g
+                     for name, g in draw(2 + at).items()}  # fmt: skip
             change = step(weights, grads)
             for name, kept in parts.items():
                 kept.append((weights[name], grads[name], change[name]))
@@ -264,6 +272,77 @@ def clipping(make: Callable[..., Any], *, together: bool) -> Step:
         return rule(weights, {n: g for part in parts for n, g in clip(part, 0.5).items()})
 
     return step
+
+
+def lion(b1: float, b2: float) -> Step:
+    """Lion, of which signs alone are seen."""
+    m = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+
+    def step(weights: Arrays, grads: Arrays) -> Arrays:
+        found = {}
+        for name, g in grads.items():
+            found[name] = -1e-3 * (np.sign(b1 * m[name] + (1 - b1) * g) + 0.3 * weights[name])
+            m[name] = b2 * m[name] + (1 - b2) * g
+        return found
+
+    return step
+
+
+def test_a_sign_rule_is_that_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensor with the largest gradients fits many betas, and one fits them all."""
+    for name, shape in (("long", (9, 40)), ("tall", (11, 30))):
+        monkeypatch.setitem(SHAPES, name, shape)
+    theirs, ours = (history(partial(lion, *b)) for b in ((0.9, 0.98), (0.98, 0.9)))
+    rules = optimizer.find_rules(theirs)
+    found = optimizer.compare(rules, optimizer.find_rules(ours, tuple(rules)))
+    assert found and found.text == "beta1 0.98, for 0.9; beta2 0.9, for 0.98"
+
+
+def test_a_tensor_without_gradient_has_the_decay_of_others() -> None:
+    """A key's bias: its gradient is rounding, and its weight decays."""
+
+    def decaying(names: tuple[str, ...]) -> optimizer.History:
+        def make() -> Step:
+            rule = by_torch(lambda p: torch.optim.Adam(p, 1e-3))
+
+            def step(weights: Arrays, grads: Arrays) -> Arrays:
+                moved = rule(weights, grads)
+                return {n: x - 1e-4 * weights[n] * (n in names) for n, x in moved.items()}
+
+            return step
+
+        return history(make, scale_of={"thin": 1e-17})
+
+    both = decaying(tuple(SHAPES)), decaying(("wide", "pairs"))
+    theirs, ours = map(optimizer.find_rules, both)
+    found = optimizer.compare(theirs, ours)
+    assert found and found.text == "weight decay 0, for 0.1, of thin"
+
+
+def test_a_clip_of_another_kind_is_told_without_its_epsilon() -> None:
+    def by_value() -> Step:
+        rule = by_torch(adamw)
+
+        def step(weights: Arrays, grads: Arrays) -> Arrays:
+            return rule(weights, {name: np.clip(g, -0.5, 0.5) for name, g in grads.items()})
+
+        return step
+
+    both = history(by_value), history(lambda: clipping(adamw, together=True))
+    theirs, ours = map(optimizer.find_rules, both)
+    found = optimizer.compare(theirs, ours)
+    assert found and found.text == "clip norm 0.5, for value 0.5"
+
+
+def test_optaxs_clip_without_epsilon_is_no_part_of_another_cause() -> None:
+    options = {"rule": "SGD", "clip": "norm 1", optimizer.L2: 0.0}
+    rules = [optimizer.Rule({**options, "clip's epsilon": eps, "momentum": momentum}, [0.1],
+                            {"a": 0.0}, {"a": 0.1}, {"a": 0.0})
+             for eps, momentum in ((1e-6, 0.9), (0.0, 0.8))]  # fmt: skip
+    for by_optax, said in ((True, "momentum 0.8, for 0.9"),
+                           (False, f"{optimizer.NO_EPSILON}; momentum 0.8, for 0.9")):  # fmt: skip
+        found = optimizer.compare([rules[0]], [rules[1]], 1, by_optax)
+        assert found and found.text == said
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)

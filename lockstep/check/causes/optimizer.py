@@ -67,11 +67,17 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     theirs, ours = (histories(evidence, own, counts[0] or 1) for own in (False, True))
     if found := _mean_or_sum(theirs, ours, counts[0] or 1):
         return found
-    their_rules, our_rules = find_rules(theirs), find_rules(ours)
-    known = their_rules and our_rules
-    if known and (found := compare(their_rules, our_rules, counts[0] or 1)):
+    their_rules = find_rules(theirs)
+    our_rules = find_rules(ours, tuple(their_rules))
+    wrong = {spot.detail for spot in root.spots} - _noisy(next(iter(theirs.values()), {}))
+    known = all(wrong <= {name for rule in found for name in rule.rate}
+                for found in (their_rules, our_rules))  # fmt: skip
+    by_optax = evidence.port.facts["framework"] == "jax"
+    if known and (found := compare(their_rules, our_rules, counts[0] or 1, by_optax)):
         if found.entry == "schedule of the learning rate" and counts[0] and counts[0] > 1:
             found = _by_gradients(evidence, counts[0]) or found
+        if by_optax and _lacks_epsilon(their_rules, our_rules) and found.text != NO_EPSILON:
+            root.hints.append("optax's clip has no epsilon, torch's has 1e-06: that stands beside")
         return _with_lines(found, evidence)
     root.hints.append(_say_unknown(root, their_rules, our_rules))
     return None
@@ -91,6 +97,7 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
 
 
 CLIP_EPSILON = "clip's epsilon"
+NO_EPSILON = f"{CLIP_EPSILON} 0.0, for 1e-06"
 OF_A_CLIP = (CLIP_EPSILON, "clip of")  # said where both sides clip
 # What optax has no argument for.
 CLIP = """\
@@ -110,9 +117,13 @@ def _with_lines(found: Cause, evidence: Evidence) -> Cause:
     return Cause(found.entry, found.text, f"{remedy}\n{CLIP}")
 
 
+def _lacks_epsilon(*rules_of: list[Rule]) -> bool:
+    return [rules[0].options.get(CLIP_EPSILON) for rules in rules_of] == [1e-6, 0.0]
+
+
 def lacks_epsilon_alone(root: Root) -> bool:
     """Says if the port's clip has no epsilon, as optax's, and all else is the reference's."""
-    return root.cause == f"{CLIP_EPSILON} 0.0, for 1e-06"
+    return root.cause == NO_EPSILON
 
 
 def _rates_alone(root: Root) -> Cause | None:
@@ -165,7 +176,7 @@ def _mean_or_sum(theirs: History, ours: History, n: int) -> Cause | None:
         return None
     return Cause("mean of accumulated gradients", f"{factor:.6g} times the reference's update of "
                  f"{n} gradients: their sum for their mean, or the other way",
-                 "divide each loss by the number of gradients, or do not")  # fmt: skip
+                 "make an update of their mean, or their sum, as the reference does")  # fmt: skip
 
 
 def _moves(evidence: Evidence, own: bool, label: str, steps: int) -> np.ndarray | None:
@@ -255,8 +266,12 @@ def _norm(arrays: dict[str, np.ndarray]) -> float:
     return float(np.sqrt(sum((x**2).sum() for x in arrays.values())))
 
 
-def find_rules(history: History) -> list[Rule]:
-    """Finds the rule of the tensor with the largest gradients, and those of tensors with others."""
+def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
+    """Finds the rule of the tensor with the largest gradients, and those of tensors with others.
+
+    Args:
+        like: rules of the other side: of those that fit, the nearest to these are taken.
+    """
     if "cycles" in history:  # its first two updates are of small gradients
         plain, others = history["cycles"], []
         small = {name: s.first(2) for name, s in plain.items()}
@@ -273,10 +288,11 @@ def find_rules(history: History) -> list[Rule]:
         pick = max(sorted(rest), key=lambda name: _weight(small[name]))
         if found and (plain[pick].grads.shape[1] < FEW or not plain[pick].changes.any()):
             break
-        shown = {name: s for name, s in plain.items() if name in rest}
-        options = _options_of(pick, small, [plain, *others], rest)
-        rule = _rates(options, shown) if options else None
-        if rule and rule.rate:
+        wholes = [
+            {name: s for name, s in rows.items() if name in rest} for rows in (plain, *others)
+        ]
+        rule = _find_rule(pick, small, wholes, like)
+        if rule:
             found.append(rule)
             rest -= set(rule.rate) | _noisy(plain)
         else:
@@ -295,11 +311,20 @@ def _noisy(rows: Rows) -> set[str]:
     return {name for name, s in rows.items() if np.abs(s.grads).max() < NOISE * largest}
 
 
-def _options_of(pick: str, small: Rows, wholes: list[Rows], rest: set[str]) -> Options | None:
-    """Yields causes from small gradients, which no clipping reaches; then clipping."""
-    plain = wholes[0][pick]
+def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...]) -> Rule | None:
+    """Finds the rule that gives the updates of one tensor and, of all such, of the most others:
+    signs alone fit many rules.
+
+    Args:
+        small: of small gradients, which no clipping reaches.
+        wholes: of others, with which clips are found.
+        like: rules that are tried in the order of nearness to these.
+    """
+    plain, best = wholes[0][pick], None
+    needed = {name for name, s in wholes[0].items() if s.grads.shape[1] > 1} - _noisy(wholes[0])
     gathers, begins = small[pick].parts is not None, dict[tuple[Any, ...], bool]()
-    for options in _candidates(gathers, pairs=_may_be_complex(small[pick])):
+    candidates = _candidates(gathers, pairs=_may_be_complex(small[pick]))
+    for options in _nearest_first(candidates, like) if like else candidates:
         # What bounds small squares of Adafactor from below is no rule of its own.
         known = plain if options["rule"] == "Adafactor" else small[pick]
         start = first_update(options)
@@ -310,9 +335,23 @@ def _options_of(pick: str, small: Rows, wholes: list[Rows], rest: set[str]) -> O
         tried = ({**options, **clip} for clip in clips(gathers))
         fitting = [whole for whole in tried
                    if all(_solve(whole, each[pick]) is not None for each in wholes)]  # fmt: skip
-        if fitting:
-            return _best(fitting, wholes, rest)
-    return None
+        if not fitting:
+            continue
+        rule = _rates(_best(fitting, wholes), wholes)
+        if best is None or len(rule.rate) > len(best.rate):
+            best = rule
+        if needed <= rule.rate.keys():
+            break
+    return best
+
+
+def _nearest_first(candidates: Iterator[Options], like: tuple[Rule, ...]) -> list[Options]:
+    """Sorts options by how many are other than those of the nearest of some rules."""
+
+    def others(options: Options) -> int:
+        return min(sum(rule.options.get(key) != x for key, x in options.items()) for rule in like)
+
+    return sorted(candidates, key=others)
 
 
 def _may_be_complex(s: Sequence) -> bool:
@@ -329,18 +368,18 @@ def _candidates(gathers: bool, pairs: bool) -> Iterator[Options]:
                     yield {**options, **extra, **({"gathered": gathered} if gathered else {})}
 
 
-def _best(fitting: list[Options], wholes: list[Rows], rest: set[str]) -> Options:
+def _best(fitting: list[Options], wholes: list[Rows]) -> Options:
     """The first of those that fit best: Adam undoes most of what an epsilon of clipping scales."""
     if len(fitting) == 1:
         return fitting[0]
-    shown = [s for rows in wholes for name, s in rows.items()
-             if name in rest and name not in _noisy(rows)]  # fmt: skip
+    shown = [s for rows in wholes for name, s in rows.items() if name not in _noisy(rows)]
     misfits = [max(_misfit(options, s) for s in shown) for options in fitting]
     return next(o for o, gap in zip(fitting, misfits) if gap <= 3 * min(misfits) + ALIKE)
 
 
-def _rates(options: Options, plain: Rows) -> Rule:
-    rule = Rule(options)
+def _rates(options: Options, wholes: list[Rows]) -> Rule:
+    """Finds the tensors of which a rule gives all updates, and each one's rate and decay."""
+    rule, plain = Rule(options), wholes[0]
     noisy = _noisy(plain)
     # Last what is one number, for the rates of others tell its own from its decay.
     for name, s in sorted(plain.items(), key=lambda item: item[1].grads.shape[1] == 1):
@@ -348,16 +387,26 @@ def _rates(options: Options, plain: Rows) -> Rule:
             continue
         solve = _solve if s.grads.shape[1] > 1 else partial(_solve_one, rule.rates)
         for l2 in (options[L2], *DECAYS):
-            solved = solve({**options, L2: l2}, s)
-            if solved is not None:
+            of_tensor = {**options, L2: l2}
+            solved = solve(of_tensor, s)
+            others = wholes[1:] if solved and s.grads.shape[1] > 1 else []
+            if solved and all(_solve(of_tensor, rows[name]) for rows in others):
                 break
-        if solved is None:
+        else:
             continue
         rates, decays = solved
         rule.l2[name] = l2
         rule.rate[name] = rates[-1]
         rule.decay[name] = max(decays, key=abs)
         rule.rates = rule.rates or rates
+    for name in sorted(
+        noisy
+    ):  # its updates tell no rate: with that of others it has one of their decays
+        of_steps = _decays_by(rule.rates, options, plain[name])
+        known = [x for x in (0.0, *rule.decay.values())
+                 if len(of_steps) and np.allclose(of_steps, x, rtol=ONE, atol=0)]  # fmt: skip
+        if known:
+            rule.rate[name], rule.decay[name], rule.l2[name] = rule.rates[-1], known[0], 0.0
     return rule
 
 
@@ -404,24 +453,47 @@ def _solve_one(
 ) -> tuple[list[float], list[float]] | None:
     """Solves, as `_solve` does, for one number: with the others' rates and one decay, or with rates
     in one ratio to them and none."""
-    moves = np.array(list(directions(options, s)))[:, 0]
-    weights, moved, rates = s.weights[:, 0], s.changes[:, 0], np.array(others)
-    if not len(rates) or not (rates * weights * moves).all():
+    decays = _decays_by(others, options, s)
+    if not len(decays):
         return None
-    rest = moved + rates * moves
-    decays = np.where(np.abs(rest) > 10 * ROUNDING * np.abs(weights), -rest / rates / weights, 0.0)
     if np.allclose(decays, decays[0], rtol=ONE, atol=0):
         return others, decays.tolist()
-    ratios = -moved / moves / rates
+    moves = np.array(list(directions(options, s)))[:, 0]
+    if not (moves * others).all():
+        return None
+    ratios = -s.changes[:, 0] / moves / others
     plain = np.allclose(ratios, ratios[0], rtol=ONE, atol=0)
-    return ((ratios * rates).tolist(), [0.0] * len(rates)) if plain else None
+    return ((ratios * others).tolist(), [0.0] * len(others)) if plain else None
 
 
-def compare(theirs_of: list[Rule], ours_of: list[Rule], n: int = 1) -> Cause | None:
-    """Yields differences, options before rates before decay, of tensors with known rules.
+def _decays_by(rates: list[float], options: Options, s: Sequence) -> np.ndarray:
+    """Finds the decays with which known rates that are not zero give the changes, one each; (0,)
+    where none do."""
+    moves, by = np.array(list(directions(options, s))), np.array(rates)
+    if len(by) != len(moves) or not np.isfinite(moves).all():
+        return np.zeros(0)
+    steps = np.flatnonzero(by)
+    by, moves, changes, weights = (x[steps] for x in (by, moves, s.changes, s.weights))
+    sizes = np.linalg.norm(weights, axis=1)
+    if not sizes.all():
+        return np.zeros(0)
+    rest = changes + by[:, None] * moves
+    decays: np.ndarray = -(rest * weights).sum(1) / by / sizes**2
+    left = np.linalg.norm(rest + (by * decays)[:, None] * weights, axis=1)
+    if (left > CLOSE * np.linalg.norm(changes, axis=1) + ROUNDING * sizes).any():
+        return np.zeros(0)
+    significant = np.linalg.norm(rest, axis=1) > 10 * ROUNDING * sizes
+    return np.where(significant, decays, 0.0)
+
+
+def compare(
+    theirs_of: list[Rule], ours_of: list[Rule], n: int = 1, by_optax: bool = False
+) -> Cause | None:
+    """Names differences, options before rates before decay, of tensors with known rules.
 
     Args:
         n: gradients that make an update.
+        by_optax: the port clips as optax does, which has no epsilon: told where all else is right.
     """
     if other := _other_rules(theirs_of, ours_of):
         return other
@@ -429,24 +501,21 @@ def compare(theirs_of: list[Rule], ours_of: list[Rule], n: int = 1) -> Cause | N
     pairs = [(pair[0].rate.keys() & pair[1].rate.keys(), *pair)
              for pair in product(theirs_of, ours_of)]  # fmt: skip
     for both, theirs, ours in sorted(pairs, key=lambda each: -len(each[0])):
-        if both and (found := _compare(theirs, ours, n)):
+        if both and (found := _compare(theirs, ours, n, by_optax)):
             alone = len(theirs_of) == len(ours_of) == 1
             of = "" if alone or both == known else f", of {_list_places(both, known)}"
             return found if " of " in found.text else replace(found, text=found.text + of)
     return None
 
 
-def _compare(theirs: Rule, ours: Rule, n: int) -> Cause | None:
+def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
     theirs, ours = _by_moments(theirs, ours)
-    said, lines, entries = [], [], []
+    said: list[tuple[str, str, str]] = []  # text, remedy, entry
     for key in {**theirs.options, **ours.options}:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
-        of_one = key in OF_A_CLIP and "none" in (theirs.options["clip"], ours.options["clip"])
+        of_one = key in OF_A_CLIP and "none" in (a, b)
         if a != b and not key.startswith("_") and key != L2 and not of_one:
-            text, line, entry = _option(key, b, a, n)
-            said.append(text)
-            lines.append(line)
-            entries.append(entry)
+            said.append(_option(key, b, a, n))
     if shift := _shift(theirs.rates, ours.rates):
         return Cause("schedule one step off", f"the schedule is one step {shift}",
                      "count the optimizer's steps as the reference does")  # fmt: skip
@@ -457,22 +526,25 @@ def _compare(theirs: Rule, ours: Rule, n: int) -> Cause | None:
     of_all = bool(ratios) and np.allclose(ratios, ratios[0], rtol=ONE)
     for step, (a, b) in enumerate(zip(theirs.rates, ours.rates) if of_all else ()):
         if abs(a - b) > ONE * max(abs(a), abs(b)):
-            said.append(f"learning rate {b:.6g} in step {step}, for {a:.6g}")
-            lines.append(f"learning rate of step {step}: {a:.6g}")
             with np.errstate(all="ignore"):  # a schedule may begin at zero
                 by_step = np.array(ours.rates) / theirs.rates
             plain = np.allclose(by_step, by_step[0], rtol=ONE)
-            entries.append("learning rate" if plain else "schedule of the learning rate")
+            entry = "learning rate" if plain else "schedule of the learning rate"
+            said.append((f"learning rate {b:.6g} in step {step}, for {a:.6g}",
+                         f"learning rate of step {step}: {a:.6g}", entry))  # fmt: skip
             break
     options = [("weight decay", theirs.decay, ours.decay), (L2, theirs.l2, ours.l2)]
     if not said:  # a schedule is told above
         options.insert(0, ("learning rate", theirs.rate, ours.rate))
     for word, a_of, b_of in options:
         for (b, a), listed in _differences(a_of, b_of).items():
-            said.append(f"{word} {b}, for {a}, of {listed}")
-            lines.append(f"{word} {a} for {listed}")
-            entries.append(word)
-    return Cause(entries[0], "; ".join(said[:3]), "; ".join(lines[:3])) if said else None
+            said.append((f"{word} {b}, for {a}, of {listed}", f"{word} {a} for {listed}", word))
+    if by_optax and len(said) > 1:
+        said = [each for each in said if each[0] != NO_EPSILON]
+    if not said:
+        return None
+    texts, remedies, entries = zip(*said[:3])
+    return Cause(entries[0], "; ".join(texts), "; ".join(remedies))
 
 
 def _by_moments(*both: Rule) -> tuple[Rule, Rule]:

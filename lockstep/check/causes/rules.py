@@ -74,7 +74,7 @@ def rules() -> Iterator[Options]:
         (0.0, 0.1, 0.01, 1.0), (1e-10, 1e-7, 1e-8, 1e-6), (OUTSIDE, INSIDE)
     ):
         yield {"rule": "Adagrad", "first square": start, "eps": eps, "eps is": place}
-    for b1, b2 in product((0.9, 0.95, 0.99, 0.8), (0.99, 0.98, 0.999, 0.9, 0.95)):
+    for b1, b2 in product((*FIRST, 0.98, 0.99), SECOND):
         yield {"rule": "Lion", "beta1": b1, "beta2": b2}
     for factored, scaled, clipped, decay in product(
         (True, False), (True, False), (True, False), (0.8, 1.0, 0.5)
