@@ -1,4 +1,4 @@
-"""Markdown tables from rows alone: `python -m benchmarks.report FILE`.
+"""Markdown tables from rows alone.
 
 Cells stand in one table only if they ran on one device under the same versions, and if those that
 had the same work to do reached the same loss.
@@ -6,7 +6,6 @@ had the same work to do reached the same loss.
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from benchmarks.tolerances import final_loss
 from lockstep import results as stored
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.exits import DONE, exit_status
-from lockstep.flags import Parser
 
 Result = dict[str, Any]
 Rows = dict[str, Result]  # by name
@@ -208,18 +205,3 @@ def write(file: Path) -> Path:
     path = folder / "report.md"
     path.write_text(f"# {file.stem}\n\n{text}\n", encoding="utf-8")
     return path
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = Parser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("file", metavar="FILE", type=Path, help="rows, as lines of JSON")
-    file = parser.parse_args(argv).file
-    if not split(stored.read(file)):
-        raise UserError(f"{file}: holds no rows of a table; name the --out of `benchmarks.run`")
-    print(write(file))
-    return DONE
-
-
-if __name__ == "__main__":
-    sys.exit(exit_status(main))

@@ -9,7 +9,7 @@ from benchmarks import compiled, speed
 from benchmarks.cells import SMALL, TOY, Cell, Flags
 from benchmarks.jobs import LIMIT, Job
 from benchmarks.measure import about
-from benchmarks.public_ports import measure as public
+from benchmarks.public_ports import measure as ports
 from lockstep.config import policy
 
 OURS = ("jax", "torch", "torch-compiled")
@@ -172,11 +172,6 @@ def races(device: str, **length: int) -> list[Job]:
     ]  # fmt: skip
 
 
-def public_ports(device: str) -> list[Job]:
-    """On a CPU, whatever the device."""
-    return public.jobs()
-
-
 SUITES: dict[str, Suite] = {
     "smoke": Suite("does it run at all, in three minutes", smoke),
     "cpu": Suite("what two hours on two cores can tell", cpu),
@@ -185,7 +180,7 @@ SUITES: dict[str, Suite] = {
     "frameworks": Suite("four models in both frameworks, on one GPU; GPT-2 on a CPU", frameworks),
     "speed": Suite("races of our steps against steps by hand, on a CPU", races),
     "speed-short": Suite("the same races, a minute each", partial(races, pairs=20, restarts=2)),
-    "public-ports": Suite("lockstep check on public ports, in --root", public_ports),
+    "public-ports": Suite("lockstep check on public ports, in --root", ports.jobs),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", compiled.grid_jobs),
     "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced",
                       compiled.inductor_jobs),

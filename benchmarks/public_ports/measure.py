@@ -3,7 +3,6 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from benchmarks.jobs import Job
 from benchmarks.public_ports.pairs import PAIRS
-from benchmarks.public_ports.programs import FOLDER, Pair, Source, checkout, find, write
+from benchmarks.public_ports.programs import FOLDER, Source, checkout, write
 from lockstep.check import compare, report
 from lockstep.errors import UserError
 from lockstep.results import Row
@@ -33,24 +32,25 @@ def commit(source: Source) -> str:
         return ABSENT
 
 
-def jobs(pairs: Iterable[Pair] = PAIRS.values()) -> list[Job]:
-    """A job for each pair; a row is of one commit of each side, and made anew at another."""
+def jobs(device: str) -> list[Job]:
+    """A job for each pair, on a CPU, whatever the device.
+
+    A row is of one commit of each side, and made anew at another.
+    """
     return [
         Job(name=f"port {pair.name}", work="benchmarks.public_ports.measure:measure", limit=LIMIT,
-            given={"family": pair.family, "pair": pair.name,
-                   "at": [commit(source) for source in pair.sources]})
-        for pair in pairs
+            given={"pair": pair.name, "at": [commit(source) for source in pair.sources]})
+        for pair in PAIRS.values()
     ]  # fmt: skip
 
 
-def measure(family: str, pair: str, at: list[str]) -> Row:
+def measure(pair: str, at: list[str]) -> Row:
     """Runs `check` on a pair; says what is missing where it cannot.
 
     Args:
-        family: the module that lists the pair.
         at: both sides' commits.
     """
-    found = find(family, pair)
+    found = PAIRS[pair]
     missing = {source.repository for source, here in zip(found.sources, at) if here == ABSENT}
     if missing:
         return {"status": ABSENT, "why": f"no checkout of {', '.join(sorted(missing))} in --root"}

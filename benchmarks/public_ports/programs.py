@@ -53,16 +53,6 @@ class Pair(NamedTuple):
     def sources(self) -> tuple[Source, Source]:
         return self.reference, self.port
 
-    @property
-    def family(self) -> str:
-        """The module that lists it."""
-        return self.sides[0].__module__
-
-
-def find(family: str, name: str) -> Pair:
-    """A pair of a module of pairs."""
-    return next(pair for pair in importlib.import_module(family).PAIRS if pair.name == name)
-
 
 def write(pair: Pair, folder: Path) -> tuple[Path, Path]:
     """Writes the two files; each names its pair, so that no trace is taken for another's."""
@@ -72,9 +62,8 @@ def write(pair: Pair, folder: Path) -> tuple[Path, Path]:
             f'"""The {file.stem} of the public pair {pair.name}."""\n\n'
             "import sys\n\n"
             f"sys.path.insert(0, {str(ROOT)!r})\n"
-            "from benchmarks.public_ports.programs import find\n\n"
-            f"pair = find({pair.family!r}, {pair.name!r})\n"
-            f"build, loss, batch, taps = pair.sides[{number}]()\n",
+            "from benchmarks.public_ports.pairs import PAIRS\n\n"
+            f"build, loss, batch, taps = PAIRS[{pair.name!r}].sides[{number}]()\n",
             encoding="utf-8",
         )
     return files[0], files[1]
