@@ -47,8 +47,8 @@ from torch_ref.io import bridge
 # --- the model
 
 
-def normalize_in_bfloat16(right: Callable, self: Any, x: Tensor) -> Tensor:
-    return right(self, x.bfloat16()).to(x.dtype)
+def run_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor:
+    return right(self, x.bfloat16(), *rest).to(x.dtype)
 
 
 def attend_with(change: Callable) -> Plant:
@@ -60,13 +60,6 @@ def attend_with(change: Callable) -> Plant:
 def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
     """Drops some of what is known of a batch's segments."""
     return wrap(Segments, "of", lambda right, segments: change(right(segments)))
-
-
-def rotate_neighbours(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]
-    even, odd = x.to(cos.dtype)[..., ::2], x.to(cos.dtype)[..., 1::2]
-    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
 
 
 def with_rope(**changed: float) -> Plant:
@@ -85,21 +78,7 @@ def with_norm_eps(eps: float) -> Plant:
     return wrap(model.GPT, "__init__", wrong)
 
 
-def run_block_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor:
-    return right(self, x.bfloat16(), *rest).to(x.dtype)
-
-
 # --- precision
-
-
-def widen_under_autocast(function: Callable, dtype: torch.dtype) -> Callable:
-    """The island's tensors are widened, and autocast narrows them again."""
-    return lambda *args: function(*(x.to(dtype) if isinstance(x, Tensor) else x for x in args))
-
-
-def widen_to_float32(right: Callable, roles: Roles, name: str) -> Roles:
-    """`.float()`, under float64 too."""
-    return replace(right(roles, name), compute="float32")
 
 
 def cast_whole_tree(right: Callable, gpt: Any, batch: Batch, roles: Roles, *rest: Any) -> Tensor:
@@ -246,8 +225,8 @@ BUGS: dict[str, Plant] = {
     "rope-unscaled": with_rope(factor=1.0),
     "decay-of-all": wrap(optim, "decays", lambda right, name, patterns: right(name)),
     "norms-in-bfloat16": both(
-        wrap(model.LayerNorm, "forward", normalize_in_bfloat16),
-        wrap(model.RMSNorm, "forward", normalize_in_bfloat16),
+        wrap(model.LayerNorm, "forward", run_in_bfloat16),
+        wrap(model.RMSNorm, "forward", run_in_bfloat16),
     ),
     "erf-gelu": wrap(F, "gelu", lambda right, x, approximate: right(x)),
     "softmax-scale": attend_with(lambda q, k, v, size=0.1: (q * (1 + size), k, v)),
@@ -265,7 +244,10 @@ BUGS: dict[str, Plant] = {
         F, "scaled_dot_product_attention", lambda right, q, k, v, mask, **how: right(
             q, k, v, torch.ones_like(mask).tril(), **how)),
     "rope-base": with_rope(base=500_000.0),
-    "rope-interleaved": assign(model, "rotate", rotate_neighbours),
+    "rope-interleaved": edit(
+        model.rotate, ".chunk(2, dim=-1)", ".unflatten(-1, (-1, 2)).unbind(-1)", "torch.cat",
+        "torch.stack", "dim=-1)\n    return", "dim=-1).flatten(-2)\n    return",
+    ),
     "rope-in-float32": edit(
         model.rotate, "cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]",
         "cos, sin = cos_TK[..., None, :].float(), sin_TK[..., None, :].float()",
@@ -285,9 +267,13 @@ BUGS: dict[str, Plant] = {
         "with torch.autocast(x_RD.device.type, enabled=False):\n"
         "        logits_RV = F.linear(x_RD, self.embed.weight) if tied",
     ),
-    "residual-in-bfloat16": wrap(model.Block, "forward", run_block_in_bfloat16),
-    "island-under-autocast": assign(rules, "outside_autocast", widen_under_autocast),
-    "island-in-float32": wrap(policy, "as_under", widen_to_float32),
+    "residual-in-bfloat16": wrap(model.Block, "forward", run_in_bfloat16),
+    # the island's tensors are widened, and autocast narrows them again
+    "island-under-autocast": assign(rules, "outside_autocast", lambda function, dtype: (
+        lambda *args: function(*(x.to(dtype) if isinstance(x, Tensor) else x for x in args)))),
+    # `.float()`, under float64 too
+    "island-in-float32": wrap(policy, "as_under", lambda right, *given: replace(
+        right(*given), compute="float32")),
     "embedding-rounded-forward": round_forward("embed.weight"),
     "positions-rounded-forward": round_forward("position.weight"),
     "norm-gains-rounded-forward": round_forward("norm1.weight"),

@@ -7,7 +7,7 @@ float32 inside, where the twin rounds scores and probabilities.
 
 import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import OptimConfig
 from lockstep.data.batch import Batch
-from mutants.patch import Plant, after, assign, both, wrap
+from mutants.patch import Plant, after, assign, both, edit, wrap
 from torch_ref import model, optim, step
 from torch_ref.extra.mesh import mesh
-from torch_ref.extra.packed import Segments
 from torch_ref.step import Trainer
 
 
@@ -51,74 +50,11 @@ def transpose_linear(self: nn.Linear, x: Tensor) -> Tensor:
     return y.T.unflatten(0, x.shape[:-1])
 
 
-def index_embedding(self: nn.Embedding, tokens: Tensor) -> Tensor:
-    """In place of the embedding's kernel: another order in its gradient's sums."""
-    return self.weight[tokens]
-
-
-def find_segments(places: model.Places) -> Tensor | None:
-    """Returns where query and key are of one segment, if a row has several; else None."""
-    return places.same_BTT if isinstance(places, Segments) else None
-
-
-def attend_by_einsum(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    v_BTHK: Tensor,
-    places: model.Places,
-    *,
-    dtype: torch.dtype,
-    **_: Any,
-) -> Tensor:
-    """Contractions named by their axes; scores are held keys by queries."""
-    t, d_head = q_BTHK.shape[1], q_BTHK.shape[-1]
-    same_BTT = find_segments(places)
-    scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(dtype) * d_head**-0.5
-    seen = torch.ones(t, t, dtype=torch.bool, device=q_BTHK.device).triu()
-    seen = seen if same_BTT is None else seen & same_BTT.mT[:, None]
-    probs_BHST = torch.where(seen, scores_BHST, -torch.inf).softmax(dim=-2)
-    return torch.einsum("bhst,bshk->bthk", probs_BHST.to(v_BTHK.dtype), v_BTHK)
-
-
-def attend_additively(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    v_BTHK: Tensor,
-    places: model.Places,
-    *,
-    dtype: torch.dtype,
-    **_: Any,
-) -> Tensor:
-    """Minus infinity is added above the diagonal; the softmax is written out."""
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
-    t, d_head = q.shape[-2:]
-    mask_TT = torch.full((t, t), -torch.inf, dtype=dtype, device=q.device).triu(1)
-    if (same_BTT := find_segments(places)) is not None:
-        mask_TT = mask_TT.masked_fill(~same_BTT[:, None], -torch.inf)
-    scores_BHTT = (q @ k.transpose(-2, -1)).to(dtype) / d_head**0.5 + mask_TT
-    raised_BHTT = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
-    probs_BHTT = raised_BHTT / raised_BHTT.sum(-1, keepdim=True)
-    return (probs_BHTT.to(v.dtype) @ v).transpose(1, 2)
-
-
 def rotate_by_complex_numbers(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Each pair of channels is one complex number, turned by one multiplication."""
     turn = torch.complex(cos_TK, sin_TK)[..., None, :]
     turned = torch.complex(*x_BTHK.to(cos_TK.dtype).chunk(2, dim=-1)) * turn
     return torch.cat([turned.real, turned.imag], dim=-1).to(x_BTHK.dtype)
-
-
-def layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
-    """By means and roots in place of its kernel."""
-    centred = x - x.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1, keepdim=True)
-    normal = centred * torch.rsqrt(variance + self.eps) * self.weight.to(x.dtype)
-    return normal if self.bias is None else normal + self.bias.to(x.dtype)
-
-
-def rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    assert self.eps is not None
-    return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight.to(x.dtype)
 
 
 def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
@@ -147,23 +83,6 @@ def loss_by_logsumexp(
     if batch.counts is None or over is None:
         return losses.mean()
     return (losses * batch.counts / over.to(losses.dtype)).sum()
-
-
-def count_backwards(
-    right: Callable, self: Trainer, window: Batch, over: Tensor | None, micro_step: int
-) -> Tensor:
-    """The last micro-batch of a window first, each with its own dropout."""
-    return right(self, window, over, len(window.tokens) - 1 - micro_step)
-
-
-def clip_by_loop(parameters: list[nn.Parameter], clip: float, norms: Tensor) -> Tensor:
-    """The global norm by hypot, tensor after tensor."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    norm = reduce(torch.hypot, [g.norm() for g in grads])
-    factor = torch.clamp(clip / (norm + 1e-6), max=1.0)
-    for g in grads:
-        g.mul_(factor)
-    return norm
 
 
 class WrittenOutAdamW(torch.optim.AdamW):
@@ -208,17 +127,53 @@ REWRITES: dict[str, Plant] = {
     **WORLD_REWRITES,
     "qkv-split": after(model.Attention, "__init__", split_qkv),
     "linear-transposed": assign(model.Linear, "forward", transpose_linear),
-    "embedding-by-index": assign(nn.Embedding, "forward", index_embedding),
-    "attention-by-einsum": assign(model, "attend", attend_by_einsum),
-    "additive-mask": assign(model, "attend", attend_additively),
+    # another order in the sums of its gradient
+    "embedding-by-index": assign(
+        nn.Embedding, "forward", lambda self, tokens: self.weight[tokens]
+    ),
+    # contractions named by their axes; scores are held keys by queries
+    "attention-by-einsum": edit(
+        model.attend, "matmul(q, k.transpose(-2, -1))", "torch.einsum('bhsk,bhtk->bhst', k, q)",
+        "places.seen(q.device)", "places.seen(q.device).mT", "dim=-1", "dim=-2",
+        "matmul(probs_BHTT.to(v.dtype), v).transpose(1, 2)",
+        "torch.einsum('bhst,bhsk->bthk', probs_BHTT.to(v.dtype), v)",
+    ),
+    # minus infinity is added to what is not seen; the softmax is written out
+    "additive-mask": edit(
+        model.attend, "dtype) * d_head**-0.5", "dtype) / d_head**0.5",
+        "torch.where(places.seen(q.device), scores_BHTT, -torch.inf)",
+        "scores_BHTT + scores_BHTT.new_zeros(()).masked_fill(~places.seen(q.device), -torch.inf)",
+        "scores_BHTT.softmax(dim=-1)",
+        "(scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()\n"
+        "    probs_BHTT = probs_BHTT / probs_BHTT.sum(-1, keepdim=True)",
+    ),
     "rotation-by-complex-numbers": assign(model, "rotate", rotate_by_complex_numbers),
+    # by means and roots
     "norms-written-out": both(
-        assign(model.LayerNorm, "forward", layer_norm), assign(model.RMSNorm, "forward", rms_norm)
+        edit(model.LayerNorm.forward,
+             "return F.layer_norm(x_RD, self.normalized_shape, weight, bias, self.eps)",
+             "x = x_RD - x_RD.mean(-1, keepdim=True)\n"
+             "    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * weight\n"
+             "    return x if bias is None else x + bias"),
+        edit(model.RMSNorm.forward, "F.rms_norm(x_RD, self.normalized_shape, ",
+             "x_RD / (x_RD.square().mean(-1, keepdim=True) + self.eps).sqrt() * (",
+             ", self.eps)", ")"),
     ),
     "activations-written-out": assign(model.MLP, "forward", mlp_written_out),
     "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
-    "micro-batches-backwards": wrap(Trainer, "micro_batch_loss", count_backwards),
-    "norm-by-loop": assign(step, "clip_by_global_norm", clip_by_loop),
+    # the last of a window first, each with its own dropout
+    "micro-batches-backwards": edit(
+        Trainer.micro_batch_loss, "batch, dropout =",
+        "micro_step = len(window.tokens) - 1 - micro_step\n    batch, dropout =",
+    ),
+    # by hypot, tensor after tensor
+    "norm-by-loop": edit(
+        optim.clip_by_global_norm, "torch.linalg.vector_norm(norms)",
+        "parameters[0].grad.norm()\n    for p in parameters[1:]:\n"
+        "        norm = torch.hypot(norm, p.grad.norm())",
+        "clip_grads_with_norm_(parameters, clip, norm)",
+        "for p in parameters:\n        p.grad.mul_(torch.clamp(clip / (norm + 1e-6), max=1.0))",
+    ),
     # lists of tensors, or tensor after tensor, in place of the fused kernel
     "foreach-adamw": use_adamw(torch.optim.AdamW, foreach=True),
     "single-tensor-adamw": use_adamw(torch.optim.AdamW, foreach=False),
@@ -226,4 +181,4 @@ REWRITES: dict[str, Plant] = {
     "two-threads": partial(torch.set_num_threads, 2),
     # on a CPU, ATen's and BLAS's own kernels
     "without-onednn": partial(torch.backends.mkldnn.set_flags, False),
-}
+}  # fmt: skip

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="union-attr"
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,10 +49,6 @@ def adjust_scale(self: Trainer, loss: Tensor) -> None:
         torch._amp_update_scale_(*state, *factors, scaler.get_growth_interval())
 
 
-def find_nothing(right: Callable, *args: Any) -> Any:
-    return {device: torch.zeros_like(flag) for device, flag in right(*args).items()}
-
-
 def find_in_one(right: Callable, self: GradScaler, optimizer: Any, *args: Any) -> dict:
     """All gradients are unscaled; an overflow counts in the first tensor's alone."""
     right(self, optimizer, *args)
@@ -79,19 +75,11 @@ def use_higher_rate(right: Callable, self: Any, *args: Any, size: float = 0.1, *
     return right(self, *args, **rest)
 
 
-def with_decay(right: Callable, model: Any, config: Any, size: float = 0.1) -> AdamW:
-    return right(model, replace(config, weight_decay=config.weight_decay * (1 + size)))
-
-
 def decay_also(kind: str) -> Plant:
     return wrap(optim, "decays", lambda right, name, *rest: right(name, *rest) or kind in name)
 
 
 # --- what is frozen
-
-
-def only_trained(self: Trainer) -> dict[str, Any]:
-    return {n: p for n, p in self.model.named_parameters() if n in self.config.trained}
 
 
 def optimize_trained(right: Callable, model: Any, config: Any) -> AdamW:
@@ -103,10 +91,6 @@ def optimize_trained(right: Callable, model: Any, config: Any) -> AdamW:
     return optimizer
 
 
-def keep_gradients_of_all(model: Any, trained: Iterable[str]) -> None:
-    model.trained = [*trained]
-
-
 def clip_with_frozen(self: Trainer) -> tuple[Tensor, Tensor]:
     every = dict(self.model.named_parameters())
     norms = self.gradient_norms(list(every.values()))
@@ -115,20 +99,16 @@ def clip_with_frozen(self: Trainer) -> tuple[Tensor, Tensor]:
 
 
 frozen_in_norm = both(
-    assign(rules, "freeze", keep_gradients_of_all),
-    assign(Trainer, "params", property(only_trained)),
+    assign(rules, "freeze", lambda model, trained: setattr(model, "trained", [*trained])),
+    assign(Trainer, "params", property(lambda self: {
+        n: p for n, p in self.model.named_parameters() if n in self.config.trained})),
     wrap(step, "adamw", optimize_trained),
     assign(Trainer, "clip", clip_with_frozen),
-)
+)  # fmt: skip
 
 
 def with_rates(change: Callable[[np.ndarray], np.ndarray]) -> Plant:
     return wrap(step, "learning_rates", lambda right, config: change(right(config)))
-
-
-def raise_late(rates: np.ndarray) -> np.ndarray:
-    """From update 31 on."""
-    return np.where(np.arange(len(rates)) < 31, rates, rates * (1 + 1e-6))
 
 
 BUGS: dict[str, Plant] = {
@@ -166,7 +146,8 @@ BUGS: dict[str, Plant] = {
     ),
     "scale-per-micro-batch": after(Trainer, "backward", adjust_scale),
     "growth-one-late": edit(precision.grad_scaler, "scale_interval,", "scale_interval + 1,"),
-    "overflow-not-looked-for": wrap(GradScaler, "_unscale_grads_", find_nothing),
+    "overflow-not-looked-for": wrap(GradScaler, "_unscale_grads_", lambda right, *args: {
+        device: torch.zeros_like(flag) for device, flag in right(*args).items()}),
     "overflow-in-one-tensor": wrap(GradScaler, "_unscale_grads_", find_in_one),
     "skipped-step-counts": behind(
         Trainer.step, "self.update_scale(scale)",
@@ -185,7 +166,8 @@ BUGS: dict[str, Plant] = {
     "adam-eps": assign(optim, "ADAM_EPS", 1e-6),
     "betas-swapped": edit(optim.adamw, "config.beta1, config.beta2", "config.beta2, config.beta1"),
     "coupled-decay": assign(optim, "AdamW", torch.optim.Adam),
-    "decay": wrap(step, "adamw", with_decay),
+    "decay": wrap(step, "adamw", lambda right, model, config, size=0.1: right(
+        model, replace(config, weight_decay=config.weight_decay * (1 + size)))),
     "learning-rate": wrap(AdamW, "step", use_higher_rate),
     "decay-on-norms": decay_also("norm"),
     "decay-on-embeddings": decay_also("embed"),
@@ -203,7 +185,8 @@ BUGS: dict[str, Plant] = {
         "        p.data.mul_(1 - rate * self.config.optim.weight_decay)",
     ),
     "schedule-off-by-one": with_rates(lambda rates: np.append(rates[1:], rates[-1])),
-    "rate-doubles-late": with_rates(raise_late),
+    "rate-doubles-late": with_rates(lambda rates: np.where(  # from update 31 on
+        np.arange(len(rates)) < 31, rates, rates * (1 + 1e-6))),
     "schedule-by-steps-after-resume": edit(bridge.load, "step, state.updates", "step, state.step"),
     "grad-norm-logged-scaled": edit(Trainer.report, "(loss, norm,", "(loss, norm * scale,"),
     "schedule-in-float32": with_rates(lambda rates: rates.astype(np.float32)),

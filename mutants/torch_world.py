@@ -41,15 +41,6 @@ def reduce_sums(self: Trainer, loss: Tensor) -> None:
         dist.all_reduce(p.grad)
 
 
-def find_alone(right: Callable, *args: Any) -> Any:
-    """Each rank looks at what it has; here all but the first see nothing."""
-    return {d: flag if rank() == 0 else flag * 0 for d, flag in right(*args).items()}
-
-
-def repeat_rows(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    return right(tokens, mesh) if mesh is None else tokens.chunk(mesh.size(), dim=-2)[0]
-
-
 def take_rows_twice(right: Callable, tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """Gives two and two of four devices the same rows."""
     four = mesh is not None and mesh.size() == 4
@@ -128,9 +119,12 @@ BUGS: dict[str, Plant] = {
     "mean-over-devices-twice": before(Trainer, "unscale", times_size(-1)),
     "reduced-every-micro-batch": after(Trainer, "backward", reduce_sums),
     "last-micro-batch-not-reduced": assign(mesh, "accumulate", no_sync),
-    "finite-on-one-rank": wrap(GradScaler, "_unscale_grads_", find_alone),
+    "finite-on-one-rank": wrap(  # here all but the first see nothing
+        GradScaler, "_unscale_grads_", lambda right, *args: {
+            d: flag if rank() == 0 else flag * 0 for d, flag in right(*args).items()}),
     "norm-of-one-shard": assign(mesh, "whole_norms", lambda norms, mesh: norms),
-    "same-rows-on-every-rank": wrap(mesh, "own_rows", repeat_rows),
+    "same-rows-on-every-rank": wrap(mesh, "own_rows", lambda right, tokens, mesh: (
+        right(tokens, mesh) if mesh is None else tokens.chunk(mesh.size(), dim=-2)[0])),
     "rows-twice-on-four-devices": wrap(mesh, "own_rows", take_rows_twice),
     "reads-the-first-rank-s-rows": wrap(
         TorchTwin,
@@ -150,4 +144,4 @@ BUGS: dict[str, Plant] = {
     "mean-of-rank-means": forget_devices("mean_count"),
     "evaluated-on-one-rank": forget_devices("evaluate"),
     "evaluation-told-by-rank": wrap(OnMesh, "evaluate", tell_own_rows),
-}
+}  # fmt: skip
