@@ -151,12 +151,6 @@ def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
     return wrap(Segments, "of", lambda right, segments: change(right(segments)))
 
 
-def stop_at_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """The norm's statistics are taken for constants in the backward pass."""
-    mean = jax.lax.stop_gradient(jnp.square(x).mean(-1, keepdims=True))
-    return x * jax.lax.rsqrt(mean + eps) * weight
-
-
 BUGS: dict[str, Plant] = {
     "embedding-rounded-forward-in-jax": round_forward("embed.weight"),
     "positions-rounded-forward-in-jax": round_forward("position.weight"),
@@ -252,7 +246,10 @@ BUGS: dict[str, Plant] = {
     "forward-in-gradients-dtype-in-jax": wrap(rules, "make_policy", lambda right, roles: right(
         replace(roles, compute=roles.grads))),
     "untransposed-kernel": edit(bridge.turn, " and ", " and 'attn.proj' not in name and "),
-    "gradient-stopped-at-norm": assign(functional, "rms_norm", stop_at_norm),
+    # the norm's statistics are taken for constants in the backward pass
+    "gradient-stopped-at-norm": edit(
+        functional.rms_norm, "jnp.square(x).mean", "jnp.square(jax.lax.stop_gradient(x)).mean"
+    ),
     # the policy does not see into a function with its own derivative
     "dots-recomputes-affine": assign(
         remat, "save_dots", jax.checkpoint_policies.dots_with_no_batch_dims_saveable
