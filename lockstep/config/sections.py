@@ -79,6 +79,11 @@ class PrecisionConfig:
         every = (*self.kinds, self.eval_roles)
         return {kind for roles in every for kind in (roles.compute, roles.grads) if kind}
 
+    @property
+    def all_float32(self) -> bool:
+        """Says if all matrix products are of float32 operands, none in TF32."""
+        return self.computes == {"float32"} and not self.roles.tf32
+
     def require_one_float32(self) -> None:
         """Raise UserError if only some of a run's float32 matmuls use TF32: CUDA has one switch."""
         tf32, evaluation = self.roles.tf32, self.eval_roles
@@ -195,7 +200,7 @@ class ExecutionConfig:
     layers: str = flag(
         "auto",
         "JAX: unroll is faster, scan compiles faster and saves memory with "
-        "remat; auto: scan from 24 layers; PyTorch always unrolls",
+        "remat; auto: with remat scan from 24 layers; PyTorch always unrolls",
         choices=("auto", "unroll", "scan"),
     )
     loss_chunks: str = flag(

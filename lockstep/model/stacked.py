@@ -6,13 +6,15 @@ from typing import Any
 
 from lockstep.config import Config
 
-DEEP = 24  # from so many layers on they are scanned, unless the run says otherwise
+DEEP = 24  # from so many layers on they are scanned, if they are recomputed (decision 105)
 STACKED = re.compile(r"blocks\.(?!\d)")
 
 
 def scans_layers(config: Config) -> bool:
-    layers = config.execution.layers
-    return layers == "scan" or (layers == "auto" and config.model.n_layer >= DEEP and config.alike)
+    """Says if JAX runs the layers in a loop. Without remat a loop moves more and keeps more."""
+    layers, recomputed = config.execution.layers, config.execution.remat != "none"
+    deep = config.model.n_layer >= DEEP and recomputed and config.alike
+    return layers == "scan" or (layers == "auto" and deep)
 
 
 def is_stacked(name: str) -> bool:

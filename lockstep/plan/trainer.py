@@ -11,7 +11,6 @@ from lockstep.config import PRESETS, ModelConfig
 from lockstep.config.fields import flag_name
 from lockstep.config.mesh import Mesh
 from lockstep.errors import UserError
-from lockstep.model.stacked import DEEP
 from lockstep.plan import shape
 from lockstep.plan.recommend import ALL_AT_ONCE
 from lockstep.plan.setting import Setting
@@ -41,8 +40,8 @@ def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> di
     found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum}
     if s.remat != "none":
         found["remat"] = s.remat
-    if s.framework == "jax" and (s.scanned or shape.of(given.model, None).n_layer >= DEEP):
-        found["layers"] = "scan" if s.scanned else "unroll"
+    if s.framework == "jax" and s.scanned:
+        found["layers"] = "scan"
     if s.loss_chunks != ALL_AT_ONCE:
         found["loss_chunks"] = s.loss_chunks
     if s.compiled:

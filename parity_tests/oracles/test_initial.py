@@ -236,7 +236,7 @@ ALL = {"decay": "*.mlp,head", "freeze": "embed,*.mlp", "lora_targets": "*.qkv,bl
 
 def check_one_program(flag: str) -> None:
     """Deep models' layers are one program, but where a pattern is for some of them alone."""
-    flags = {"n_layer": 24, "lora_rank": 3 * (flag == "lora_targets")}
+    flags = {"n_layer": 24, "remat": "block", "lora_rank": 3 * (flag == "lora_targets")}
     found = [scans_layers(config_of("gpt2", **flags, **{flag: of[flag]})) for of in (ALL, SOME)]
     assert found == [True, False]
 

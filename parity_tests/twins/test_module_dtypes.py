@@ -72,7 +72,9 @@ def test_the_names_are_those_of_weights_but_for_attention_s_own_matmuls(family: 
     ],
 )
 def test_layers_that_differ_are_unrolled(flags: dict[str, Any], scanned: bool) -> None:
-    assert scans_layers(toy(n_layer=24, policy="bf16", **flags)) is scanned
+    deep = toy(n_layer=24, remat="block", policy="bf16", **flags)
+    assert scans_layers(deep) is scanned
+    assert not scans_layers(toy(n_layer=24, policy="bf16", **flags))  # nothing is recomputed
 
 
 # --- the dtypes of a module
