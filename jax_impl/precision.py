@@ -57,10 +57,10 @@ def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool |
     By default XLA may keep float32 between bfloat16 operations. That is off under strict numerics,
     because torch rounds there, and on GPUs and TPUs, where it would write float32 to memory. On a
     GPU strict numerics keep two products of one operand apart: merged, they have another kernel.
+    In float32 no tensor core multiplies, and XLA would time Triton's kernels for minutes.
     """
     options: dict[str, bool | str | int] = {}
-    half = "bfloat16" in config.computes
-    if platform == "cpu" and half and jax.__version_info__ >= (0, 11):
+    if platform == "cpu" and "bfloat16" in config.computes and jax.__version_info__ >= (0, 11):
         # XLA leaves some products in bfloat16 for YNNPACK. Those that YNNPACK does not take would
         # be summed in bfloat16: docs/precision.md
         options["xla_cpu_experimental_ynn_fusion_type"] = ""
@@ -69,4 +69,6 @@ def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool |
     if config.strict and platform in ("cuda", "rocm"):
         options["xla_gpu_deterministic_ops"] = True
         options["xla_gpu_dot_merger_threshold_mb"] = 0
+    if platform == "cuda" and config.all_float32:
+        options["xla_gpu_enable_triton_gemm"] = False
     return options

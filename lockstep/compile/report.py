@@ -64,10 +64,12 @@ def kept_by_cublas(program: Program, config: Config, target: Target) -> int:
     """Counts the bytes of logits that are kept on a device, where XLA takes cuBLAS for the head.
 
     In this program the loss's gradient overwrites them (docs/decisions/0092). Here XLA takes cuBLAS
-    for the head only before Ampere, and under strict numerics.
+    for the head only before Ampere, in float32, and under strict numerics.
     """
-    own = program.framework == "jax" and isinstance(target, Gpu) and target.ampere
-    logits = program.parts.get("logits", 0) if own and not config.precision.strict else 0
+    precision = config.precision
+    gpu = program.framework == "jax" and isinstance(target, Gpu)
+    chooses = gpu and target.ampere and not (precision.strict or precision.all_float32)
+    logits = program.parts.get("logits", 0) if chooses else 0
     return logits if logits > WORTH * program.peak else 0
 
 

@@ -124,8 +124,8 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
         found["stream"] = (wide + c) * stream
     if moment == LOSS:
         # The gradient takes the place of what a kernel of XLA's own returns, but not of what cuBLAS
-        # does. XLA takes cuBLAS for the head before Ampere, and where it can time both.
-        by_cublas = s.timed or not s.ampere
+        # does. XLA takes cuBLAS for the head before Ampere, in float32, and where it can time both.
+        by_cublas = s.timed or s.written_out
         found["logits"] = (1 + by_cublas) * c * s.sizes(shape)[2]
         found["stream"] = (wide + 2 * c) * stream
     return found
@@ -177,7 +177,7 @@ def _whole_block(shape: Shape, s: Setting) -> float:
     if s.roles.mixed:
         stream = BYTES[s.roles.output] + (c if s.ampere else BYTES[s.roles.output])
     else:
-        again = s.ampere and not shape.gated and s.accum == 1
+        again = not (s.written_out or shape.gated) and s.accum == 1
         stream = 0 if again else 2 * c
     return c * (hidden + 2 * shape.d_queries + 2 * shape.d_keys + 2 * d) + stream * d
 

@@ -89,3 +89,21 @@ def test_registers_that_spill(count: int, *, said: bool) -> None:
     program.spills["mha_backward"] = count
     found = report.warnings(program, from_flags({}, accelerator=True), target, [])
     assert [line.startswith("mha_backward spills 8,193 bytes") for line in found] == [True] * said
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "said"),
+    [
+        ({"policy": "bf16"}, "h200", True),
+        ({"policy": "tf32"}, "h200", True),
+        ({"policy": "bf16"}, "t4", False),  # cuBLAS's here too: they are counted twice
+        ({"policy": "fp32"}, "h200", False),
+        ({"policy": "bf16", "numerics": "strict"}, "h200", False),
+    ],
+)
+def test_logits_that_cublas_keeps(flags: dict[str, str], device: str, *, said: bool) -> None:
+    config = from_flags(flags, accelerator=True)
+    program = make(10**9, logits=5 * 10**8)
+    found = report.warnings(program, config, targets.find(device), [])
+    text = "on the device XLA may take cuBLAS for the head: 1.50 GB, logits twice"
+    assert [line for line in found if "cuBLAS" in line] == [text] * said

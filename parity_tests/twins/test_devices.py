@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jax_impl.extra.device
+import jax_impl.precision
 import torch_ref.extra.device
 import torch_ref.loss
 from lockstep.config import from_flags
@@ -102,3 +103,13 @@ def test_no_vendor_s_module_is_called() -> None:
     for file in sorted((ROOT / "torch_ref").rglob("*.py")):
         if file.name != "probe.py":
             assert not named(file.read_text()), file.name
+
+
+@pytest.mark.parametrize(
+    ("policy", "platform", "off"),
+    [("fp32", "cuda", True), ("fp32", "cpu", False), ("tf32", "cuda", False),
+     ("bf16", "cuda", False), ("fp64", "cuda", False)],
+)  # fmt: skip
+def test_triton_s_matmuls_are_off_in_float32_on_cuda(policy: str, platform: str, off: bool) -> None:
+    options = jax_impl.precision.compiler_options(toy(policy=policy).precision, platform)
+    assert (options.get("xla_gpu_enable_triton_gemm") is False) is off
