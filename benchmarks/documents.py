@@ -135,10 +135,10 @@ PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladd
 TABLES: dict[str, Table] = {
     "status": PARITY,
     "policies": PARITY._replace(command="", make=ladder.policies),
-    **{f"parity_h200{time}".replace("-", "_"):
-       _of_ladder(f"parity-h200{time}", f"{LADDER} --device cuda -k test_rung --status {{file}}",
+    **{f"parity_{time}".replace("-", "_"):
+       _of_ladder(f"parity-{time}", f"{LADDER} --device cuda -k test_rung --status {{file}}",
                   ladder.verdicts)
-       for time in ("", "-since", "-again")},
+       for time in ("h100", "h200", "h200-since", "h200-again")},
     "power": _of_ladder("power", "lockstep power --out {file}", ladder.power),
     "smallest": _of_ladder("smallest", "lockstep power --grade --out {file}", ladder.smallest),
     "specificity": _of_ladder(
@@ -160,6 +160,7 @@ TABLES: dict[str, Table] = {
     **{f"h200_{name}":
        _benchmark(f"h200-{file}", "frameworks --device cuda", "frameworks")._replace(make=_by_model)
        for name, file in (("frameworks", "since"), ("alone", "alone"), ("presets", "presets"))},
+    "h100": _benchmark("h100", "frameworks --device cuda", "frameworks")._replace(make=_by_model),
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
     "inductor": _benchmark("inductor", "inductor", "inductor"),

@@ -14,11 +14,8 @@ from lockstep.config import policy
 from lockstep.devices import Device
 from lockstep.plan import rates, recommend, shape
 from lockstep.plan.recommend import Choice
-from lockstep.process import ROOT
 from lockstep.results import Row
 
-# Of a cell that ran several times the fastest counts: what else runs only slows it.
-FILES = ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl", "h200-presets.jsonl")
 BESIDE = "h200-since.jsonl"  # XLA chose its kernels in these while other programs ran
 MODELS = {
     "gpt2": "GPT-2, 124 M", "gpt2-medium": "GPT-2 medium, 355 M", "gpt3-1.3b": "GPT-3's 1.3 B",
@@ -29,10 +26,7 @@ POLICIES, MODES = ("bf16", "fp16", "fp32"), ("none", "block")
 PROGRAMS = {"jax": "JAX", "eager": "PyTorch", "compiled": "PyTorch, compiled"}
 TOKENS = 32_768  # of an optimizer step
 NO_ROOM = "predicted: does not fit"
-# PyTorch's programs are those that were measured; JAX's fp32 has another kernel since.
-REPLACED = {("jax", "fp32"): "decision 84"}
 GIB = 2**30
-FOLDER = ROOT / "benchmarks" / "results"
 
 
 Change = dict[str, str]  # fields of a `Place`
@@ -93,7 +87,7 @@ def speed(model: str, choice: Choice) -> float:
 def _measured(place: Place) -> Iterable[str]:
     """Our own cell."""
     row = measured().get(place)
-    if row and (place.program, place.policy) not in REPLACED:
+    if row:
         beside = row["file"] == BESIDE and place.program == "jax"
         figures = row["tokens_per_second"], row["peak_bytes"], row["mfu"]
         rows = row["config"]["optim"]["batch_size"]
@@ -102,13 +96,16 @@ def _measured(place: Place) -> Iterable[str]:
 
 @cache
 def measured() -> dict[Place, Row]:
-    """The cells of our own trainers that ran on the H200, and the `file` of each."""
+    """The cells of our own trainers that ran on a GPU, and the `file` of each.
+
+    Of a cell that ran several times the fastest counts: what else runs only slows it.
+    """
     found: dict[Place, Row] = {}
-    for name in FILES:
-        for row in results.read(FOLDER / name).values():
+    for file in published.MEASURED:
+        for row in results.read(file).values():
             if row["status"] == "ok" and (place := _place(row)):
                 best = max(found.get(place, row), row, key=lambda each: each["tokens_per_second"])
-                found[place] = {"file": name, **best}
+                found[place] = {"file": file.name, **best}
     return found
 
 
@@ -116,8 +113,11 @@ def _place(row: Row) -> Place | None:
     program = published.OWN.get(row["cell"]["contender"])
     model, remat = row["config"]["model"], row["config"]["execution"]["remat"]
     name = _model((model["n_layer"], model["d_model"], model["context"]))
-    precision = row["config"]["precision"]
-    return Place(name, "h200", precision["policy"], remat, program) if name and program else None
+    policy = row["config"]["precision"]["policy"]
+    replaced = policy == "fp32" and row["about"]["attention"] == "triton"  # decision 84
+    if not (name and program) or replaced:
+        return None
+    return Place(name, published.reported(row).name, policy, remat, program)
 
 
 def _published(place: Place) -> Iterable[str]:
@@ -225,8 +225,7 @@ def _range(one: Change, other: Change, cards: Iterable[str]) -> str:
 
 def _ratios(one: Change, other: Change, figure: str) -> list[float]:
     """Divides a figure of each measured cell by that of the cell which differs in one thing."""
-    rows = {place: row for place, row in measured().items()
-            if (place.program, place.policy) not in REPLACED}  # fmt: skip
+    rows = measured()
     pairs = [(rows.get(place._replace(**other)), row) for place, row in rows.items()
              if place == place._replace(**one)]  # fmt: skip
     return [row[figure] / base[figure] for base, row in pairs if base]

@@ -16,18 +16,15 @@ from typing import Any
 from benchmarks.tables import markdown
 from lockstep import devices, results
 from lockstep.config import PRESETS, Config, ModelConfig
-from lockstep.model.stacked import scans_layers
 from lockstep.plan import memory, rates, roofline, shape
 from lockstep.plan.rates import Rates
 from lockstep.plan.recommend import REMAT
 from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.process import ROOT
+from lockstep.results import Row
 
 FILE = ROOT / "benchmarks" / "results" / "published.csv"
-MEASURED = tuple(
-    ROOT / "benchmarks" / "results" / name
-    for name in ("h200.jsonl", "h200-since.jsonl", "h200-alone.jsonl", "h200-presets.jsonl")
-)
+MEASURED = tuple(sorted(FILE.parent.glob("h[12]00*.jsonl")))  # on one H100 and on H200s
 OWN = {"torch": "eager", "torch-compiled": "compiled", "jax": "jax"}  # contender -> program
 KERNELS = {"cudnn": "cuDNN", "sdpa:cudnn_attention": "cuDNN"}  # as our runs name it -> as others do
 FRAMEWORKS = {"eager": "torch", "compiled": "torch", "fused": "torch", "jax": "jax"}
@@ -156,10 +153,24 @@ class Point:
 
 @cache
 def points() -> tuple[Point, ...]:
-    """All runs: the published ones, and our own on an H200."""
+    """All runs: the published ones, and our own on an H100 and H200s."""
     with FILE.open(encoding="utf-8", newline="") as file:
         found = [Point(facts=row) for row in csv.DictReader(file)]
     return (*found, *_measured_here())
+
+
+def reported(row: Row) -> devices.Device:
+    """The device that a row of ours was measured on."""
+    device = devices.find_reported(row["about"]["device"])
+    assert device
+    return device
+
+
+def ran_in_a_loop(config: Config) -> bool:
+    """Says if a row's layers did. Where our rows were measured `--layers auto` was a loop from 24
+    layers on, with remat or without (decision 105)."""
+    layers = config.execution.layers
+    return layers == "scan" or (layers == "auto" and config.model.n_layer >= 24)
 
 
 def _measured_here() -> Iterable[Point]:
@@ -173,13 +184,13 @@ def _measured_here() -> Iterable[Point]:
         sizes = shape.of_model(model)
         preset = PRESETS[model.model]["n_layer"] == model.n_layer
         remat = config["execution"]["remat"]
-        looped = contender == "jax" and scans_layers(Config.from_json(config))
+        looped = contender == "jax" and ran_in_a_loop(Config.from_json(config))
         as_planned = looped == (contender == "jax" and remat != "none")
         optim = config["optim"]
         facts: dict[str, Any] = dict.fromkeys(points_columns(), "")
         facts |= {
             "source": f"benchmarks/results/{name}", "framework": contender,
-            "program": OWN[contender], "gpu": "h200", "devices": "1",
+            "program": OWN[contender], "gpu": reported(row).name, "devices": "1",
             "model": model.model if preset else f"{model.model} L{model.n_layer}",
             "family": "llama" if sizes.gated else "gpt", "layers": sizes.n_layer,
             "d_model": sizes.d_model, "heads": sizes.n_head,

@@ -1,7 +1,8 @@
 """Fit the shares of `lockstep/plan/rates.json` to runs: `python -m benchmarks.rates`.
 
-Published runs, and ours on an H200, give each architecture a share of matmuls with bandwidth, and
-one of attention for each kernel (`benchmarks/published.py`). Ours alone have float32.
+Published runs, and ours on an H100 and on H200s, give each architecture a share of matmuls with
+bandwidth, and one of attention for each kernel (`benchmarks/published.py`). Ours alone have
+float32.
 """
 
 import json
@@ -10,6 +11,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from lockstep.plan import rates, roofline
 # The kernel of attention that ours take, of each architecture.
 KERNELS = {"A100": "FlashAttention 2", "H100": "cuDNN"}
 LEAST = 3  # runs of a kernel that has a share of its own
+OTHERS = ("rest", "narrow")  # what is fitted beside the kernels
 
 Shares = dict[str, float]  # of the rest, and of attention by its kernel
 Pairs = list[tuple[Point, float]]  # runs, and predicted over measured tokens/s
@@ -46,17 +49,40 @@ def fitting(architecture: str) -> list[Point]:
 
 
 def fit(found: list[Point]) -> Shares:
-    """Fits the shares that make the relative errors' squares least."""
+    """Fits the shares of one architecture that make the relative errors' squares least.
+
+    Returns:
+        `rest` and `narrow`, as in `Rates`, and a share for each kernel of attention.
+    """
+    known = held(found[0].architecture)
     counts = Counter(point.kernel for point in found)
-    kernels = sorted(kernel for kernel, count in counts.items() if count >= LEAST)
-    rows = []
+    fitted = sorted(name for name, n in counts.items() if n >= LEAST and name not in known)
+    rows, left = [], []
     for point in found:
-        if point.kernel in kernels:
+        if point.kernel in [*fitted, *known]:
             at_peak = _parts(point)
-            attention = [at_peak.attention * (point.kernel == kernel) for kernel in kernels]
-            rows.append([at_peak.weights + at_peak.moved, *attention] / np.array(point.seconds))
-    inverse = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
-    return dict(zip(["rest", *kernels], (1 / inverse).tolist(), strict=True))
+            by_kernel = [at_peak.attention * (point.kernel == kernel) for kernel in fitted]
+            narrow = at_peak.weights / point.shape.d_model
+            parts = [at_peak.weights + at_peak.moved, *by_kernel, narrow]
+            rows.append(np.array(parts) / point.seconds)
+            rest = point.seconds - at_peak.attention / known.get(point.kernel, math.inf)
+            left.append(rest / point.seconds)
+    inverse = np.linalg.lstsq(np.array(rows), np.array(left), rcond=None)[0]
+    if inverse[-1] < 0:  # narrow models are no slower than wide ones
+        inverse[:-1] = np.linalg.lstsq(np.array(rows)[:, :-1], np.array(left), rcond=None)[0]
+        inverse[-1] = 0
+    *inverse, narrow = inverse.tolist()
+    rest, *attention = (1 / each for each in inverse)
+    return {"rest": rest, "narrow": narrow * rest, **dict(zip(fitted, attention)), **known}
+
+
+@cache
+def held(architecture: str) -> Shares:
+    """The shares of kernels that are not fitted: cuDNN's on Hopper is that of an A100's kernel. Its
+    runs are all ours, and have contexts of 1,024 and 2,048; width explains them as well."""
+    if architecture != "H100":
+        return {}
+    return {"cuDNN": fit(fitting("A100"))[KERNELS["A100"]]}
 
 
 def _parts(point: Point) -> roofline.Times:
@@ -82,10 +108,12 @@ def fit_single(rest: float) -> tuple[float, float]:
 
 
 def predict_left_out(found: list[Point], group: Callable[[Point], str]) -> Pairs:
-    """Predicts each run with shares fitted to the runs of all other groups."""
-    pairs = []
+    """Predicts each run with shares fitted to the runs of all other groups; a kernel of attention
+    that no other group has keeps the share of all runs, unless the twins take it."""
+    pairs, every = [], fit(found)
+    every.pop(KERNELS[found[0].architecture])
     for name in sorted({group(point) for point in found}):
-        shares = fit([point for point in found if group(point) != name])
+        shares = every | fit([point for point in found if group(point) != name])
         pairs += [(point, predict_with(point, shares)) for point in found if group(point) == name]
     return pairs
 
@@ -99,9 +127,10 @@ def predict_publishers() -> Pairs:
 def predict_with(point: Point, shares: Shares) -> float:
     """Predicted over measured tokens/s with these shares; a kernel that they do not have runs at
     the share of ours, or at the mean."""
-    mean = statistics.fmean(share for name, share in shares.items() if name != "rest")
+    mean = statistics.fmean(share for name, share in shares.items() if name not in OTHERS)
     attention = shares.get(point.kernel, shares.get(KERNELS[point.architecture], mean))
-    known = rates.find(point.device)._replace(rest=shares["rest"], attention=attention)
+    others = {name: shares[name] for name in OTHERS}
+    known = rates.find(point.device)._replace(attention=attention, **others)
     return Point(facts=point.facts | {"kernel": ""}).predict_ratio(known)
 
 
@@ -118,7 +147,7 @@ def fit_all() -> dict[str, Any]:
     fitted = {name: fit(fitting(name)) for name in rates.NAMES.values()}
     rest_single, attention_single = fit_single(fitted["H100"]["rest"])
     shares = {
-        name: {"rest": each["rest"], "attention": each[KERNELS[name]],
+        name: {"rest": each["rest"], "narrow": each["narrow"], "attention": each[KERNELS[name]],
                "rest_single": rest_single, "attention_single": attention_single}
         for name, each in fitted.items()
     }  # fmt: skip
@@ -127,7 +156,7 @@ def fit_all() -> dict[str, Any]:
         "shares": {name: {key: round(value, 3) for key, value in each.items()}
                    for name, each in shares.items()},
         "kernels": {f"{name}, {kernel}": round(share, 3) for name, each in fitted.items()
-                    for kernel, share in each.items() if kernel not in ("rest", KERNELS[name])},
+                    for kernel, share in each.items() if kernel not in (*OTHERS, KERNELS[name])},
         "errors": time_errors(fitted), "memory": memory_errors(),
     }  # fmt: skip
 
@@ -146,7 +175,9 @@ def time_errors(fitted: dict[str, Shares]) -> dict[str, dict[str, Any]]:
         how = f"runs on {name}s, each publisher's predicted without its own"
         for program in ("eager", "compiled"):
             found[f"{name}, {program}"] = describe(average(pairs), pairs, how)
-        found[f"{name}, jax"] = describe(average(jax), jax, "ours on an H200, without ours")
+        found[f"{name}, jax"] = describe(
+            average(jax), jax, "ours on an H100 and H200s, without ours"
+        )
     crossed = []
     for name in fitted:
         other = next(shares for key, shares in fitted.items() if key != name)
@@ -162,7 +193,7 @@ def memory_errors() -> dict[str, dict[str, Any]]:
     errors = {group: [known.memory_error for known in found]
               for group, found in programs.groups().items()}  # fmt: skip
     told = {"jax": "compiled for, or run on, a device", "torch": "traced for, or run on, a device",
-            "compiled": "as Inductor writes them, or run on an H200"}  # fmt: skip
+            "compiled": "as Inductor writes them, or run on an H100 or H200"}  # fmt: skip
     errors["compiled"] = [known.memory_error for known in programs.by_inductor()]
     for point in filter(is_own, points()):
         if not point.incomparable:

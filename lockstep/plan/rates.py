@@ -2,7 +2,7 @@
 
 Attention never runs at the matmuls' rate, so each of its kernels has a share of its own.
 `rates.json` holds them: `python -m benchmarks.rates` fits them to published runs and to our own on
-an H200 (docs/plan.md), and writes them.
+an H100 and on H200s (docs/plan.md), and writes them.
 """
 
 import json
@@ -24,7 +24,8 @@ class Rates(NamedTuple):
     """The shares of a data sheet's rates.
 
     Args:
-        rest: of the rate of matmuls on units for matrices, and of the bandwidth.
+        rest: of the rate of wide matmuls on units for matrices, and of the bandwidth.
+        narrow: the width D of a model whose matmuls on such units reach half of that.
         attention: of the rate of matmuls in 16 bit, in the kernel that the twins take: cuDNN's from
             Hopper on, FlashAttention 2's before.
         rest_single: of float32's rate.
@@ -32,6 +33,7 @@ class Rates(NamedTuple):
     """
 
     rest: float
+    narrow: float
     attention: float
     rest_single: float
     attention_single: float

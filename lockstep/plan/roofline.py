@@ -47,13 +47,15 @@ def seconds(
     """
     share, at_peak = share or rates.find(device), times(shape, s, device, shards)
     in_single = device.rate(s.roles.compute, s.roles.tf32) == device.single
-    rest = share.rest_single if in_single else share.rest
+    products = share.rest_single
+    if not in_single:
+        products = share.rest / (1 + share.narrow / shape.d_model)
     attention = share.attention
     if s.written_out:  # plain matmuls
-        attention = rest
+        attention = share.rest_single if in_single else share.rest
     elif attends_in_single(s):
         attention = share.attention_single
-    parts = at_peak.weights / rest, at_peak.moved / share.rest, at_peak.attention / attention
+    parts = at_peak.weights / products, at_peak.moved / share.rest, at_peak.attention / attention
     return sum(parts)
 
 
@@ -73,7 +75,7 @@ def times(shape: Shape, s: Setting, device: Device, shards: int = 1) -> Times:
 
 
 def attends_in_single(s: Setting) -> bool:
-    """Says if PyTorch's attention multiplies in float32, because its kernel has no TF32."""
+    """Says if PyTorch's attention is of float32 operands, whose kernel is as slow under TF32."""
     return s.framework == "torch" and s.roles.compute == "float32"
 
 
