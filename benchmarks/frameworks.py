@@ -10,7 +10,7 @@ from benchmarks import published
 from benchmarks.published import Point
 from benchmarks.tables import markdown
 from lockstep import devices, results
-from lockstep.config import policy
+from lockstep.config import Config, policy
 from lockstep.devices import Device
 from lockstep.plan import rates, recommend, shape
 from lockstep.plan.recommend import Choice
@@ -89,9 +89,15 @@ def _measured(place: Place) -> Iterable[str]:
     row = measured().get(place)
     if row:
         beside = row["file"] == BESIDE and place.program == "jax"
+        how = "at least" if beside else "in a loop" if _looped(place, row) else ""
         figures = row["tokens_per_second"], row["peak_bytes"], row["mfu"]
-        rows = row["config"]["optim"]["batch_size"]
-        yield f"**measured {_figures(*figures, rows, 'at least' if beside else '')}**"
+        yield f"**measured {_figures(*figures, row['config']['optim']['batch_size'], how)}**"
+
+
+def _looped(place: Place, row: Row) -> bool:
+    """Says if JAX ran layers in a loop that it would not run so now."""
+    looped = published.ran_in_a_loop(Config.from_json(row["config"]))
+    return place.program == "jax" and place.remat == "none" and looped
 
 
 @cache
@@ -225,7 +231,7 @@ def _range(one: Change, other: Change, cards: Iterable[str]) -> str:
 
 def _ratios(one: Change, other: Change, figure: str) -> list[float]:
     """Divides a figure of each measured cell by that of the cell which differs in one thing."""
-    rows = measured()
+    rows = {place: row for place, row in measured().items() if not _looped(place, row)}
     pairs = [(rows.get(place._replace(**other)), row) for place, row in rows.items()
              if place == place._replace(**one)]  # fmt: skip
     return [row[figure] / base[figure] for base, row in pairs if base]
