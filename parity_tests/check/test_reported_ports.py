@@ -107,9 +107,9 @@ FAULTS = {
         "    many = optax.MultiSteps(inner[1] if 0 else optax.adamw(1e-3, weight_decay=0.01), 2)\n"
         "    return optax.chain(optax.clip_by_global_norm(0.5), many.gradient_transformation())",
         "optimizer", "clipped is each gradient, for all gradients of an update"),
-    "another rule": Fault(  # whose decay optax computes in float32
+    "another rule": Fault(  # decays in float32; optax factors no squares of so few
         "return optax.MultiSteps(inner, 2)", "return optax.MultiSteps(optax.adafactor(1e-3), 2)",
-        "optimizer", "rule Adafactor, squares factored"),
+        "optimizer", "rule Adafactor, for Adam"),
     "moments": Fault("weight_decay=0.01)", "weight_decay=0.01, mu_dtype=jnp.bfloat16)",
                      "optimizer", "moments in bfloat16"),
 }  # fmt: skip
