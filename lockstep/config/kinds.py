@@ -6,14 +6,14 @@ from lockstep.config.policy import Roles
 from lockstep.errors import require
 
 MEASURED = "measured"
-ON_H200 = "measured on one H200"  # and compiled, or traced, for others
+ON_HOPPER = "measured on an H100 and H200s"  # and compiled, or traced, for others
 COMPILED = "compiled for"  # XLA compiled our step for one
 NOT_TRIED = "not tried"
 NONE = "none"
 # Gaudi is no kind of upstream PyTorch, and no kind of JAX.
 PROOF = {
     "cpu": {"jax": MEASURED, "torch": MEASURED},
-    "cuda": {"jax": ON_H200, "torch": ON_H200},
+    "cuda": {"jax": ON_HOPPER, "torch": ON_HOPPER},
     "rocm": {"jax": NOT_TRIED, "torch": NOT_TRIED},
     "tpu": {"jax": COMPILED, "torch": NONE},
     "mps": {"jax": NONE, "torch": NOT_TRIED},

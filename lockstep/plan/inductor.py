@@ -2,7 +2,7 @@
 
 They are counted from what its kernels read and write, and from what it keeps for the backward pass;
 none is fitted. Inductor's own programs, as `lockstep compile --compile` traces them, and peaks and
-times of our own runs on an H200 hold them (docs/plan.md).
+times of our own runs on an H100 and H200s hold them (docs/plan.md).
 """
 
 from lockstep.config.mesh import Mesh

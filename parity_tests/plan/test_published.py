@@ -11,7 +11,7 @@ from benchmarks import rates as fitted
 from benchmarks.published import Point
 from lockstep.config.mesh import Mesh
 from lockstep.devices import DEVICES, find
-from lockstep.plan import memory, rates, roofline
+from lockstep.plan import memory, rates, report, roofline
 from lockstep.plan.world import INFINIBAND, Links, send_seconds
 from lockstep.process import ROOT
 
@@ -202,3 +202,8 @@ def test_attention_on_float32_operands_has_no_tf32_in_pytorch() -> None:
     assert at_peak.attention == pytest.approx(flops / point.device.single)
     jax = replace(point.setting, framework="jax", compiled=False)
     assert roofline.times(point.shape, jax, point.device).attention < at_peak.attention / 2
+
+
+def test_a_plan_says_of_which_devices_our_own_runs_are() -> None:
+    ours = {point.gpu for point in published.points() if published.is_own(point)}
+    assert ours == {name for name in DEVICES if report.proof(find(name)).startswith("measured")}
