@@ -3,16 +3,18 @@ operation, and which of it gives the reference's result."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, permutations
+from itertools import islice, permutations, zip_longest
 from math import prod
 
 import numpy as np
 
-from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
+from lockstep.check.selections import Part, read_apart
+from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike, row_of
 from lockstep.check.turns import cuts, digest, joins, turns
 from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, ordered
 
 TRIALS = 200  # candidates of one operation
+LAYOUTS = 24  # of one part of a tensor
 LARGE = 1_000_000  # elements of all candidates that are tried at once
 
 
@@ -41,6 +43,7 @@ class Fits:
         self, reference: RecordedTape, port: LiveTape, known: Known, flat: np.ndarray
     ) -> None:
         self.reference, self.port, self.known, self.flat = reference, port, known, flat
+        self.apart: dict[tuple[int, int, int], list[np.ndarray]] = {}  # answers of `_read_apart`
 
     def candidates(
         self, meeting: int, unknown: list[int], orders: Iterable[np.ndarray] = (),
@@ -67,11 +70,38 @@ class Fits:
             seen: set[bytes] = set()
             for kind in kinds:
                 for x in _forms(self.reference, theirs):
-                    parts = [x] if kind == "whole" else islice(cuts(x, size), 64)
-                    for y in (y for part in parts for y in self._fit(part, frontier)):
+                    parts = [x] if kind == "whole" else self._parts(meeting, x, size)
+                    for y in _in_turn([self._fit(part, frontier) for part in parts]):
                         if (key := digest(y)) not in seen:
                             seen.add(key)
                             yield Candidate((meeting,), {frontier: y}, kind)
+
+    def _parts(self, meeting: int, x: np.ndarray, size: int) -> list[np.ndarray]:
+        """Lists the parts of a tensor whose results the reference reads apart, such as each second
+        column; where it reads none, its slices."""
+        found = []
+        for axis, length in enumerate(x.shape):
+            part, rest = divmod(length * size, x.size)
+            if not rest and 0 < part < length:
+                found += [x.take(at, axis) for at in self._read_apart(meeting, length, part)]
+        return found or list(islice(cuts(x, size), 64))
+
+    def _read_apart(self, meeting: int, length: int, part: int) -> list[np.ndarray]:
+        key = meeting, length, part
+        if key not in self.apart:
+            self.apart[key] = read_apart(self.reference, self.known, *key)
+        return self.apart[key]
+
+    def _rows_of_parts(self, meeting: int, size: int) -> np.ndarray:
+        """Returns the fingerprints of the parts of an operation's result that have a size."""
+        rows = [self.reference.pieces(meeting, size)]
+        whole = self.reference.values[meeting].size
+        for along in self.reference.marginals_of(meeting):
+            part, rest = divmod(len(along) * size, max(whole, 1))
+            if not rest and 0 < part < len(along):
+                rows += [row_of(along[at], size)[None]
+                         for at in self._read_apart(meeting, len(along), part)]  # fmt: skip
+        return np.concatenate(rows)
 
     def _fit(self, x: np.ndarray, frontier: int) -> Iterator[np.ndarray]:
         """Yields the layouts of the reference's elements in one of the port's values: turned into
@@ -123,7 +153,7 @@ class Fits:
             for candidate, trial, row in self._tried(number, candidates, also or {}):
                 if candidate.kind == "part":
                     if pieces is None:
-                        pieces = self.reference.pieces(meeting, int(row[0]))
+                        pieces = self._rows_of_parts(meeting, int(row[0]))
                     agrees = self._is_among(pieces, row)
                 else:
                     agrees = self.comes_of(self.known.find(row), meeting)
@@ -191,6 +221,57 @@ class Fits:
                 for order in permutations(each):
                     yield Candidate(group, {frontier: np.stack(order)}, "join")
 
+    def matching_parts(
+        self, number: int, group: tuple[int, ...], frontier: int, parts: tuple[Part, ...]
+    ) -> list[Candidate]:
+        """Returns the tensors of several operations, put where the port reads its result apart.
+
+        Args:
+            group: the operations.
+            parts: of the result, as many.
+        """
+        shape = self.shape(frontier)
+        length = self.shape(number)[parts[0].axis]
+        found: list[Candidate] = []
+        for axis in (k for k, n in enumerate(shape) if n == length):
+            fitting = [[self._fit_part(number, m, frontier, axis, part) for part in parts]
+                       for m in group]  # fmt: skip
+            for order in permutations(range(len(group))):
+                chosen = [fitting[m][k] for k, m in enumerate(order)]
+                made = [x for x in chosen if x is not None]
+                if len(made) == len(parts):
+                    places = np.zeros(shape, np.int64)
+                    for part, x in zip(parts, made):
+                        np.moveaxis(places, axis, 0)[part.indices] = np.moveaxis(x, axis, 0)
+                    found.append(Candidate(group, {frontier: places}, "join"))
+        return found
+
+    def _fit_part(
+        self, number: int, meeting: int, frontier: int, axis: int, part: Part
+    ) -> np.ndarray | None:
+        """Returns the layout of an operation's tensor in a part of the port's with which the part
+        of the result is the operation's."""
+        wanted, held = self.known.rows[meeting], self.held(self.reference.frontiers(meeting)[0])
+        shape = list(self.shape(frontier))
+        shape[axis] = len(part.indices)
+        layouts = list(islice(turns(held, tuple(shape)), LAYOUTS))
+        if part.size_of(self.port) != int(wanted[0]) or not layouts:
+            return None
+        trials = []
+        for x in layouts:
+            data = np.zeros(self.shape(frontier))
+            np.moveaxis(data, axis, 0)[part.indices] = np.moveaxis(self.flat[x], axis, 0)
+            trials.append({frontier: data} | self._without_others(part.value, number))
+        rows = self.port.attempt(trials, [part.value])[:, 0]
+        alike = are_alike(rows, wanted, self.known.tolerance)
+        return layouts[int(alike.argmax())] if alike.any() else None
+
+    def _without_others(self, value: int, number: int) -> dict[int, np.ndarray]:
+        """Returns zeros for what is met between an operation and a value made of it, as a bias."""
+        between = self.port.above([value]) & self.port.made_of(number)
+        met = {f for n in between for f in self.port.frontiers(n)}
+        return {f: np.zeros(self.shape(f)) for f in met}
+
     def matching_joined(
         self,
         number: int,
@@ -212,6 +293,12 @@ class Fits:
                 if len(found) == 6:
                     break
         return found
+
+
+def _in_turn(layouts: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yields the first layout of each part, then the second of each."""
+    for each in zip_longest(*layouts):
+        yield from (y for y in each if y is not None)
 
 
 def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:

@@ -15,6 +15,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.apart import PartedAt, find_parts
 from lockstep.check.fit import LARGE, Candidate, Fits, present
+from lockstep.check.selections import Part, parted
 from lockstep.check.tapes import (
     EQUAL,
     Known,
@@ -261,14 +262,16 @@ class _Walk:
             self._play([number])
             return agrees
         found = self._decide(number, unknown)
-        if found and len(found) > 1 and self._shows_nothing(number, found[0]):
+        if len(found) > 1 and self._shows_nothing(number, found[0]):
             return True
-        if found:
-            if len(found) > 1:
-                meetings = {m for c in found for m in c.met}
-                self.choices.append(Fork(at, number, self.now.copy(), found[1:6], meetings))
-            self._take(self._telling(number, found[0]))
-        elif not (self._guess(number, unknown) or self._guess_jointly(number)):
+        guessed = [] if found else self._guess(number, unknown)
+        if fitting := found or guessed:
+            if len(fitting) > 1:
+                meetings = {m for c in fitting for m in c.met}
+                self.choices.append(Fork(at, number, self.now.copy(), fitting[1:6], meetings))
+            self._take(fitting[0] if guessed else self._telling(number, fitting[0]))
+            self.now.guessed += unknown if guessed else []
+        elif not self._guess_jointly(number):
             return False
         self._play([number])
         if found:
@@ -352,14 +355,34 @@ class _Walk:
         fresh = [m for m in same if m not in self.now.done or self._is_left(m)]
         found = self.fits.matching(number, fresh, unknown)
         if not found and len(unknown) == 1:
+            parted = self._parted(number, fresh)
             for count in (2, 3, 4):
                 for group in islice(combinations(fresh, count), 30):
-                    found += self.fits.matching_joined(number, self.fits.joined(group, unknown[0]))
+                    for parts in (parts for parts in parted if len(parts) == count):
+                        found += self.fits.matching_parts(number, group, unknown[0], parts)
+                    if not parted:
+                        joined = self.fits.joined(group, unknown[0])
+                        found += self.fits.matching_joined(number, joined)
                 if found:
                     break
         if not found and len(unknown) == 1 and (orders := self._orders(number)):
             found = self.fits.matching(number, fresh, unknown, orders=orders)
         found = found or self.fits.matching(number, [m for m in same if m not in fresh], unknown)
+        return self._ranked(found, unknown)
+
+    def _parted(self, number: int, fresh: list[int]) -> list[tuple[Part, ...]]:
+        """Finds how the port takes an operation's result apart, where the reference has smaller
+        results of the same data."""
+        sizes = [self.reference.values[m].size for m in fresh]
+        if sum(size < self.port.values[number].size for size in sizes) < 2:
+            return []
+        window = self.port.below(number, AHEAD)
+        ahead = self._ahead(number, also=[f for n in window for f in self.port.frontiers(n)])
+        return parted(self.port, number, [n for n in ahead if n in window])
+
+    def _ranked(self, found: list[Candidate], unknown: list[int]) -> list[Candidate]:
+        """Sorts candidates by what their tensors' names have in common with the port's; those with
+        elements that have a partner are left out, if there are others."""
         words = _words(self.port.names_of(f) for f in unknown)
 
         def rank(candidate: Candidate) -> tuple[bool, float]:
@@ -426,9 +449,10 @@ class _Walk:
         return any(self.known.find(row) for row in rows if row[0] > 1)
 
     def _near(self) -> list[int]:
-        """Lists the reference's operations without a partner, the next in its order first; those
-        whose tensors have partners, such as a second use, come last."""
-        near = [m for m in self.reference.meetings if m not in self.now.done]
+        """Lists the reference's operations without a partner, or with one for a part of a tensor,
+        the next in its order first; those whose tensors have partners, such as a second use, come
+        last."""
+        near = [m for m in self.reference.meetings if m not in self.now.done or self._is_left(m)]
         return sorted(near, key=lambda m: not self._may_be_left(m))
 
     def _may_be_left(self, meeting: int) -> bool:
@@ -438,18 +462,39 @@ class _Walk:
     def _guess(
         self, number: int, unknown: list[int], also: dict[int, np.ndarray] | None = None,
         tries: int = NEAR,
-    ) -> bool:  # fmt: skip
-        """Takes the next tensor that fits, or the next several joined, if a later value confirms
-        it."""
+    ) -> list[Candidate]:  # fmt: skip
+        """Returns the next tensor that fits, or the next several joined, if a later value confirms
+        it; and others that it confirms and that the reference uses on the same data, such as
+        another norm's. The likeliest comes first."""
         ahead = self._ahead(number)
         for candidates in islice(self._next_fitting(unknown), tries):
-            rows = self.port.attempt([self.fits.trial(c) | (also or {}) for c in candidates], ahead)
-            for candidate, each in zip(candidates, rows):
-                if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
-                    self._take(candidate)
-                    self.now.guessed += unknown
-                    return True
-        return False
+            if first := self._first_confirmed(candidates, ahead, also or {}):
+                twins = (self._first_confirmed(each, ahead, also or {})
+                         for each in self._twins(first, unknown))  # fmt: skip
+                return self._ranked([first, *filter(None, twins)], unknown)
+        return []
+
+    def _first_confirmed(
+        self, candidates: list[Candidate], ahead: list[int], also: dict[int, np.ndarray]
+    ) -> Candidate | None:
+        rows = self.port.attempt([self.fits.trial(c) | also for c in candidates], ahead)
+        for candidate, each in zip(candidates, rows):
+            if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
+                return candidate
+        return None
+
+    def _twins(self, candidate: Candidate, unknown: list[int]) -> Iterator[list[Candidate]]:
+        """Yields what else fits, of each operation on the data of a candidate's."""
+        if len(candidate.met) > 1:
+            return
+        (meeting,) = candidate.met
+        rows = [self.known.rows[d] for d in self.reference.data_inputs(meeting)]
+        same = {m for row in rows for n in self.known.find(row) for m in self.users.get(n, [])}
+        for other in self._near():
+            if other in same - {meeting}:
+                fitting = self.fits.candidates(other, unknown, kinds=(candidate.kind,))
+                if some := list(islice(fitting, GUESSES)):
+                    yield some
 
     def _guess_jointly(self, number: int) -> bool:
         """Takes the next tensors that fit several open ones, such as the rows of a kernel that is
@@ -650,7 +695,9 @@ class _Walk:
                 continue
             data = value.reshape(self.fits.shape(ours))
             self.now.have.add(ours)
-            if self._guess(number, unknown, {ours: data}, 3):
+            if guessed := self._guess(number, unknown, {ours: data}, 3):
+                self._take(guessed[0])
+                self.now.guessed += unknown
                 self._put(ours, theirs, data)
                 return True
             self.now.have.discard(ours)

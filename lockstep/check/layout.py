@@ -20,13 +20,20 @@ class Cut:
     start: int
     stop: int
     index: bool = False
+    step: int = 1
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        at = self.start if self.index else slice(self.start, self.stop)
+        at = self.start if self.index else slice(self.start, self.stop, self.step)
         return x[(*[slice(None)] * self.axis, at, ...)]
 
     def __str__(self) -> str:
-        return f"[{':, ' * self.axis}{self.start if self.index else f'{self.start}:{self.stop}'}]"
+        step = f":{self.step}" if self.step > 1 else ""
+        at = self.start if self.index else f"{self.start}:{self.stop}{step}"
+        return f"[{':, ' * self.axis}{at}]"
+
+    def to_json(self) -> list[int | bool]:
+        """Lists its fields, the step where there is one."""
+        return [self.axis, self.start, self.stop, self.index, *[self.step] * (self.step > 1)]
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Piece:
         return self.name + "".join(map(str, self.cuts))
 
     def to_json(self) -> dict[str, Any]:
-        cuts = [[cut.axis, cut.start, cut.stop, cut.index] for cut in self.cuts]
+        cuts = [cut.to_json() for cut in self.cuts]
         return {"name": self.name, "cuts": cuts} if cuts else {"name": self.name}
 
 

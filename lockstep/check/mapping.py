@@ -331,8 +331,11 @@ def _match_given(
 
 def _piece(given: AnyMapping[str, Any]) -> Piece:
     """Raises ValueError, among others, where it is none; an array has at most 64 axes."""
-    cuts = [Cut(int(a), int(b), int(c), bool(i)) for a, b, c, i in given.get("cuts", [])]
+    cuts = [Cut(int(a), int(b), int(c), bool(i), *map(int, step))
+            for a, b, c, i, *step in given.get("cuts", [])]  # fmt: skip
     places = {place for cut in cuts for place in (cut.start, cut.stop)}
     if not ({cut.axis for cut in cuts} <= {*range(64)} and all(0 <= p < 2**40 for p in places)):
+        raise ValueError
+    if not all(0 < cut.step < 2**40 for cut in cuts):
         raise ValueError
     return Piece(given["name"], tuple(cuts))

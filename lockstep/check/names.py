@@ -26,6 +26,7 @@ WORDS = {
     "mean": "mean runningmean mu", "var": "var variance runningvar",
     "logvar": "logvar logvariance",
 }  # fmt: skip
+ROLES = {"query", "key", "value", "gate", "up"}  # of the parts of what is fused
 MEANING: dict[str, set[str]] = {}
 for _meaning, _words in WORDS.items():
     for _word in _words.split():
@@ -77,6 +78,20 @@ def words(name: str) -> frozenset[str]:
         if stem and stem not in LEAVES:
             found |= MEANING.get(stem, {stem})
     return frozenset(found)
+
+
+def roles(name: str, count: int) -> tuple[str, ...]:
+    """Returns the roles of a fused tensor's parts, in order; () where its name tells none."""
+    found = words(name)
+    if count == 3 and ("qkv" in found or found >= {"query", "key", "value"}):
+        return "query", "key", "value"
+    if count == 2 and found >= {"gate", "up"}:
+        return (
+            ("gate", "up")
+            if name.lower().rfind("gate") < name.lower().rfind("up")
+            else ("up", "gate")
+        )
+    return ()
 
 
 def share_of_words(a: str, b: str) -> float:

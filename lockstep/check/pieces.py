@@ -105,10 +105,16 @@ def _is_joined(name: str, pieces: list[Found], port: Tensors) -> bool:
 
 
 def _is_in_another_order(pieces: list[Piece], reference: Tensors) -> bool:
-    """Says if several pieces make up one tensor of no more axes on both sides, such as a table
-    whose rows are reversed."""
+    """Says if several pieces of one tensor do not follow one another as in it, such as a table
+    whose rows are reversed; those of a part of a fused tensor do. It has no window of its own."""
     inside = {piece.name for piece in pieces}
-    return len(pieces) > 1 == len(inside) and all(len(reference.shapes[n]) < 3 for n in inside)
+    if len(inside) != 1 or len(reference.shapes[pieces[0].name]) > 2:
+        return False
+    ends = [[(cut.start, cut.stop) for cut in piece.cuts] for piece in pieces]
+    return any(
+        [start for start, _ in after] < [stop for _, stop in before]
+        for before, after in pairwise(ends)
+    )
 
 
 def permuted_modules(mapping: Mapping) -> set[str]:
@@ -143,8 +149,10 @@ def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[En
     """Exchanges partners whose names say that each is the other's, such as a port's `key` beside
     the reference's `value`."""
     groups: dict[Key, list[int]] = {}
+    roles = [_roles(entries, at, side) for at, side in enumerate((reference, port))]
     for at, entry in enumerate(entries):
-        ours, theirs = _words(entry.port, port), _words(entry.reference, reference)
+        ours = _words(entry.port, port, roles[1])
+        theirs = _words(entry.reference, reference, roles[0])
         key = names.outer(entry.reference.name), entry.port.name, entry.reference.name
         groups.setdefault((*key, frozenset(ours), frozenset(theirs)), []).append(at)
     made = list(entries)
@@ -187,14 +195,31 @@ def _place(piece: Piece, numbers: names.Indexes) -> str:
     return names.wildcard(piece.name) + "".join(map(str, within))
 
 
-def _words(piece: Piece, side: Tensors) -> frozenset[str]:
-    """Splits a name into words; a third of what is fused is a query, a key or a value."""
+def _roles(entries: list[Entry], at: int, side: Tensors) -> dict[Piece, str]:
+    """Maps the parts of one side's fused tensors to the roles that the tensor's name gives them:
+    the first of a query, a key and a value is the query, wherever these stand.
+
+    Args:
+        at: of a side in an entry, 0 for the reference.
+    """
+    parts: dict[tuple[str, tuple[Cut, ...]], dict[str, list[Piece]]] = {}
+    for entry in entries:
+        piece, partner = (entry.reference, entry.port)[:: 1 - 2 * at]
+        if piece.cuts and not piece.cuts[-1].index:
+            layer = tuple(cut for cut in piece.cuts if cut.index and not cut.axis)
+            parts.setdefault((piece.name, layer), {}).setdefault(partner.name, []).append(piece)
+    found: dict[Piece, str] = {}
+    for (name, _), partners in parts.items():
+        groups = sorted(partners.values(), key=lambda group: min(p.cuts[-1].start for p in group))
+        for role, group in zip(names.roles(side.spelt[name], len(groups)), groups):
+            found |= dict.fromkeys(group, role)
+    return found
+
+
+def _words(piece: Piece, side: Tensors, roles: dict[Piece, str]) -> frozenset[str]:
+    """Splits a name into words; a part of what is fused has its own role alone."""
     words = names.words(side.spelt[piece.name])
-    if "qkv" not in words or not piece.cuts or piece.cuts[-1].index:
-        return words
-    cut = piece.cuts[-1]
-    length = Piece(piece.name, piece.cuts[:-1]).shape(side.shapes)[cut.axis]
-    return words | {("query", "key", "value")[3 * cut.start // length]}
+    return words - names.ROLES | {roles[piece]} if piece in roles else words
 
 
 def _whole(entries: list[Entry], reference: Tensors) -> list[Entry]:
@@ -243,10 +268,15 @@ class _Splitting:
         return parts
 
     def _cuts(self, places: np.ndarray, owners: np.ndarray, axis: int) -> Iterable[Cut]:
-        """Cuts an axis where the owners change; where they do not, where elements do not follow one
-        another as elsewhere; else at each place."""
+        """Cuts an axis where the owners change, or where they take turns, by these; where they do
+        not change, where elements do not follow one another as elsewhere; else at each place."""
         rows = np.moveaxis(owners, axis, 0).reshape(owners.shape[axis], -1)
         changes = np.flatnonzero((rows[1:] != rows[:-1]).any(1)) + 1
+        turns = len(np.unique(rows, axis=0))
+        if 1 < turns < len(changes) == len(rows) - 1 and (rows[turns:] == rows[:-turns]).all():
+            for start in range(turns):
+                yield Cut(axis, start, len(rows), False, turns)
+            return
         steps = np.diff(np.moveaxis(places, axis, 0).reshape(len(rows), -1)[:, 0])
         if not len(changes) and len(steps):
             kinds, counts = np.unique(steps, return_counts=True)
@@ -263,23 +293,31 @@ class _Splitting:
             return None
         name, shape = self.names[owner], self.shapes[self.names[owner]]
         at = np.unravel_index(places - self.starts[owner], shape)
-        low, high = [int(x.min()) for x in at], [int(x.max()) + 1 for x in at]
-        box = tuple(b - a for a, b in zip(low, high))
-        if prod(box) != places.size:
+        ranges = [_range_of(np.unique(x)) for x in at]
+        if None in ranges or prod(map(len, filter(None, ranges))) != places.size:
             return None
         cuts, kept = [], []
-        for axis in reversed(range(len(shape))):  # so that the others keep their numbers
-            one = box[axis] == 1 < shape[axis]
-            if box[axis] != shape[axis]:
-                cuts.append(Cut(axis, low[axis], high[axis], one))
-            kept += [axis] * (not one)
-        kept.reverse()
-        inner = tuple(box[axis] for axis in kept)
         within = np.zeros(places.shape, np.int64)
-        for axis in kept:
-            within = within * box[axis] + (at[axis] - low[axis])
+        for axis, found in enumerate(ranges):
+            assert found
+            one = len(found) == 1 < shape[axis]
+            if len(found) != shape[axis]:
+                cuts.append(Cut(axis, found.start, found.stop, one, found.step))
+            if not one:
+                kept.append(axis)
+                within = within * len(found) + (at[axis] - found.start) // found.step
+        cuts.reverse()  # so that the others keep their numbers
+        inner = tuple(len(ranges[axis] or ()) for axis in kept)
         axes = turn_between(within, inner)
         return None if axes is None else (Piece(name, tuple(cuts)), axes)
+
+
+def _range_of(indices: np.ndarray) -> range | None:
+    """Returns ascending indices as a range; None where they are at unlike distances."""
+    first, last = int(indices[0]), int(indices[-1])
+    step = int(indices[1]) - first if len(indices) > 1 else 1
+    found = range(first, last + 1, step)
+    return found if np.array_equal(indices, found) else None
 
 
 def turn_between(within: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...] | None:

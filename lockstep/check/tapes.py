@@ -200,6 +200,13 @@ class LiveTape(SideTape):
     def value_of(self, given: dict[int, np.ndarray], number: int) -> np.ndarray:
         return self._attempt([given], [number], True)[f"0/{number}"]
 
+    def values_of(
+        self, trials: list[dict[int, np.ndarray]], targets: list[int]
+    ) -> dict[int, list[np.ndarray]]:
+        """Returns each target's value in each trial."""
+        found = self._attempt(trials, targets, True)
+        return {n: [found[f"{k}/{n}"] for k in range(len(trials))] for n in targets}
+
     def _attempt(
         self, trials: list[dict[int, np.ndarray]], targets: list[int], values: bool
     ) -> Arrays:
@@ -247,10 +254,15 @@ class RecordedTape(SideTape):
             length, rest = divmod(len(along) * size, max(self.values[number].size, 1))
             if not rest and 0 < length < len(along):
                 for start in range(0, len(along) - length + 1, length):
-                    part = along[start : start + length]
-                    sums, most, least = part[:, :4].sum(0), part[:, 4].max(), part[:, 5].min()
-                    rows.append([size, *sums, most, least, 0, 0])
+                    rows.append(row_of(along[start : start + length], size))
         return np.array(rows, np.float64).reshape(-1, COLUMNS)
+
+
+def row_of(along: np.ndarray, size: int) -> np.ndarray:
+    """Returns the fingerprint of some indices of an axis by their marginals; the two columns that
+    see order are zero."""
+    sums, most, least = along[:, :4].sum(0), along[:, 4].max(), along[:, 5].min()
+    return np.array([size, *sums, most, least, 0, 0], np.float64)
 
 
 def numbered_rows(arrays: Arrays, name: str) -> dict[int, np.ndarray]:
