@@ -172,19 +172,19 @@ def pair_tensors(
     prover.search()
     if not (prover.best.wrong or made.only_reference or made.only_port):
         return prover
-    joined = propose(reference, port, overrides, joined=True) if made.left_over else None
-    if joined and port.isolates and prover.take_if_right(joined):
-        return prover
+    for joined in ("blocks", "turns") if made.left_over and port.isolates else ():
+        if prover.take_if_right(propose(reference, port, overrides, joined=joined)):
+            return prover
     if found := follower.found:
         prover.try_other(propose(reference, port, overrides, found))
     if not found or made.left_over:
-        prover.try_other(propose(reference, port, overrides, joined=True))
+        prover.try_other(propose(reference, port, overrides, joined="blocks"))
     return prover
 
 
 def propose(
     reference: Trace, port: Port, overrides: dict[str, Any], found: Followed | None = None,
-    *, joined: bool = False,
+    *, joined: str = "",
 ) -> Mapping:  # fmt: skip
     """Pairs tensors by what is given, by values, by names and shapes, in this order.
 

@@ -3,7 +3,7 @@ for programs whose data is too large to be followed."""
 
 import re
 from collections import Counter
-from itertools import permutations, takewhile
+from itertools import accumulate, pairwise, permutations, takewhile
 from math import prod
 
 from lockstep.check import names
@@ -74,22 +74,26 @@ def _shared_index(indexes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def match_fused(
-    mapping: Mapping, reference: Tensors, port: Tensors, *, stacked: bool = False
+    mapping: Mapping, reference: Tensors, port: Tensors, *, stacked: str = "", turns: bool = False
 ) -> None:
     """One tensor beside two or three whose axes add up, such as qkv; either way round.
 
     Args:
-        stacked: a fused tensor has a leading axis of layers, or the others have.
+        stacked: "layers" where a fused tensor has a leading axis of layers, or the others have;
+            "experts" where a fused tensor has one of its module's, which others number.
+        turns: the parts' rows stand in turns, and not in blocks.
     """
     for port_fuses in (True, False):
         fusing, splitting = (port, reference) if port_fuses else (reference, port)
         only = [mapping.only_port, mapping.only_reference]
         fused, pool = only if port_fuses else reversed(only)
         whole, parts = _view(fusing, fused), _view(splitting, pool)
-        if stacked:
+        if stacked == "experts":
+            whole = _unstacked(whole[0], _experts(parts[0]), inside=True)
+        elif stacked:
             layers, others = parts[0].layers, whole[0].layers
-            whole = _unstacked(whole[0], layers) if layers > 1 else whole
-            parts = _unstacked(parts[0], others) if others > 1 and layers < 2 else parts
+            whole = _unstacked(whole[0], {layers}) if layers > 1 else whole
+            parts = _unstacked(parts[0], {others}) if others > 1 and layers < 2 else parts
         indexes = names.align_indexes(parts[0].indexes, whole[0].indexes)
         sides = ("port", "reference") if port_fuses else ("reference", "port")
         outers = [tuple(names.outer(getattr(entry, side).name) for side in sides)
@@ -103,16 +107,32 @@ def match_fused(
             if not found:
                 continue
             axis, members, lengths = found
-            entries, start = [], 0
-            for member, length in zip(members, lengths):
-                pieces = [parts[1][member], piece.cut(Cut(axis, start, start + length))]
+            entries = []
+            for member, cut in zip(members, _cuts(axis, lengths, turns)):
+                pieces = [parts[1][member], piece.cut(cut)]
                 r, p = pieces if port_fuses else reversed(pieces)
                 entries.append(make_entry(reference, r, port, p))
-                start += length
             if all(entry.choices for entry in entries):
                 mapping.entries += entries
                 free = [each for each in free if each not in members]
         drop_used(mapping)
+
+
+def _cuts(axis: int, lengths: list[int], turns: bool) -> list[Cut]:
+    """Cuts an axis into blocks, or into parts of one length whose rows stand in turns."""
+    if turns and len({*lengths}) == 1:
+        count, length = len(lengths), sum(lengths)
+        return [Cut(axis, at, length, False, count) for at in range(count)]
+    ends = [0, *accumulate(lengths)]
+    return [Cut(axis, start, stop) for start, stop in pairwise(ends)]
+
+
+def _experts(side: Tensors) -> set[int]:
+    """Returns how many modules are numbered inside of one, such as the experts of a layer."""
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for *outer, own in filter(None, side.indexes.values()):
+        groups.setdefault(tuple(outer), set()).add(own)
+    return {len(group) for group in groups.values() if len(group) > 1}
 
 
 View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
@@ -125,12 +145,18 @@ def _view(side: Tensors, only: list[str]) -> View:
     return whole, {name: Piece(name) for name in kept}
 
 
-def _unstacked(side: Tensors, layers: int) -> View:
-    """Each tensor with a leading axis of layers as one a layer, its number before its name."""
+def _unstacked(side: Tensors, counts: set[int], *, inside: bool = False) -> View:
+    """Each tensor with a leading axis of some length as one a place, whose number stands before its
+    name; or, of modules inside of its own, before its last word."""
+
+    def numbered(name: str, number: int) -> str:
+        *outer, leaf = names.segments(name)
+        return ".".join([*outer, str(number), leaf]) if inside else f"{number}.{name}"
+
     pieces = {
-        f"{k}.{name}": Piece(name).cut(Cut(0, k, k + 1, True))
-        for name, shape in side.shapes.items() if len(shape) > 1 and shape[0] == layers
-        for k in range(layers)
+        numbered(name, k): Piece(name).cut(Cut(0, k, k + 1, True))
+        for name, shape in side.shapes.items() if len(shape) > 1 and shape[0] in counts
+        for k in range(shape[0])
     }  # fmt: skip
     whole = Tensors(
         {name: piece.shape(side.shapes) for name, piece in pieces.items()},

@@ -21,13 +21,14 @@ LINEAR = {"Linear", "Dense"}  # out before in with torch, in before out with Fla
 
 def propose(
     reference: Tensors, port: Tensors, overrides: AnyMapping[str, Any] | None = None,
-    found: list[Entry] | None = None, *, joined: bool = False,
+    found: list[Entry] | None = None, *, joined: str = "",
 ) -> Mapping:  # fmt: skip
     """Pairs what is given, what values have found, and then, by names and shapes, whole tensors.
 
     Args:
         found: entries of which values are the proof; they come after what is given.
-        joined: names and shapes pair stacked layers and fused tensors, too.
+        joined: names and shapes pair stacked layers and fused tensors, too: "blocks" where the
+            parts of these are, "turns" where their rows stand in turns.
     """
     mapping = Mapping([], list(reference.shapes), list(port.shapes), [], (reference, port))
     _match_given(mapping, overrides or {}, reference, port)
@@ -37,8 +38,8 @@ def propose(
     _match_whole(mapping, reference, port)
     if joined:
         match_stacked(mapping, reference, port)
-        match_fused(mapping, reference, port)
-        match_fused(mapping, reference, port, stacked=True)
+        for stacked in ("", "layers", "experts"):
+            match_fused(mapping, reference, port, stacked=stacked, turns=joined == "turns")
     _match_tied(mapping, reference, port)
     mapping.entries = [_as_usual(entry, mapping) for entry in mapping.entries]
     order = {name: at for at, name in enumerate(port.order)}

@@ -81,7 +81,30 @@ EXCHANGED = {
     "query and key": ("(self.q, self.k, self.v)", "(self.k, self.q, self.v)"),
     "no causal mask": ("is_causal=True", "is_causal=False"),
 }
+EXPERTS = Way(
+    "self.router, self.experts = nn.Linear(D, 3), nn.ModuleList(\n"
+    "    nn.ModuleDict({'w1': nn.Linear(D, 5, False), 'w3': nn.Linear(D, 5, False),\n"
+    "                   'w2': nn.Linear(5, D, False)}) for _ in range(3))",
+    "y = [e['w2'](F.silu(e['w1'](h)) * e['w3'](h)) for e in self.experts]\n"
+    "y = (torch.stack(y, -1) * self.router(h).softmax(-1)[..., None, :]).sum(-1)",
+)
+STACKED = Way(
+    "self.router, self.w2 = nn.Linear(D, 3), nn.Parameter(torch.randn(3, 5, D) / 3)\n"
+    "self.w13 = nn.Parameter(torch.randn(3, D, 10) / 3)",
+    "y = torch.einsum('btd,edf->ebtf', h, self.w13)\ngate, up = y.chunk(2, -1)\n"
+    "w = self.router(h).softmax(-1)\n"
+    "y = torch.einsum('bte,ebtf,efd->btd', w, F.silu(gate) * up, self.w2)",
+)
+IN_TURNS = STACKED._replace(
+    parts=STACKED.parts.replace("y.chunk(2, -1)", "y[..., ::2], y[..., 1::2]")
+)
+OF_EXPERTS = (
+    {"gate and up": ("F.silu(e['w1'](h)) * e['w3'](h)", "F.silu(e['w3'](h)) * e['w1'](h)")},
+    {"gate and up": ("gate, up = y", "up, gate = y")},
+)
 LAYERS = {
+    "experts in a stack, their parts in blocks": Layer("D", "y", STACKED, EXPERTS, *OF_EXPERTS),
+    "experts in a stack, their parts in turns": Layer("D", "y", IN_TURNS, EXPERTS, *OF_EXPERTS),
     "a query, a key and a value in each head": Layer(
         "N * H", ATTENTION,
         Way("self.qkv = nn.Linear(D, 3 * N * H)",

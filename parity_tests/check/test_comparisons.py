@@ -333,7 +333,7 @@ def test_fused_tensors_of_stacked_layers_are_mapped() -> None:
     split = {f"h.{i}.attn.{n}.weight": (6, 6) for i in range(3) for n in "qkv"}
     stacked = {"layers.attn.qkv.kernel": (3, 6, 18)}
     for ours, theirs in ((split, stacked), (stacked, split)):
-        found = mapping.propose(tensors(theirs, "torch"), tensors(ours, "jax"), joined=True)
+        found = mapping.propose(tensors(theirs, "torch"), tensors(ours, "jax"), joined="blocks")
         names = paired(found) if ours is stacked else {v: k for k, v in paired(found).items()}
         assert names["h.1.attn.k.weight"] == "layers.attn.qkv.kernel[1][:, 6:12]"
 

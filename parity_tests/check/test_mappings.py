@@ -77,7 +77,7 @@ def test_what_no_order_of_axes_fits_is_not_joined() -> None:
     parts: dict[str, Shape] = {"k_proj.weight": (8, 12), "v_proj.weight": (8, 12)}
     sides = tensors(parts, "torch"), tensors({"kv_einsum.kernel": (2, 2, 12, 4)}, "jax")
     for pair in (sides, sides[::-1]):
-        made = mapping.propose(*pair, joined=True)
+        made = mapping.propose(*pair, joined="blocks")
         assert all(entry.choices for entry in made.entries)
 
 
@@ -184,10 +184,10 @@ TOLD: dict[str, tuple[Shapes, Shapes, dict[str, str]]] = {
 @pytest.mark.parametrize("kind", TOLD)
 def test_what_names_tell_together(kind: str) -> None:
     reference, port, partners = TOLD[kind]
-    made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"), joined=True)
+    made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"), joined="blocks")
     assert not made.only_port and not made.only_reference
     assert partners.items() <= {str(e.port): str(e.reference) for e in made.entries}.items()
-    back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"), joined=True)
+    back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"), joined="blocks")
     assert partners.items() <= {str(e.reference): str(e.port) for e in back.entries}.items()
 
 
@@ -195,11 +195,11 @@ def test_heads_in_a_stack_of_the_reference_are_turned() -> None:
     """A port's matrix is made of them; the other way round no order of axes makes heads of it."""
     stack = tensors({"blocks.q": (2, 4, F, D)}, "jax")
     single = tensors({f"layers.{i}.q.weight": (4 * D, F) for i in range(2)}, "torch")
-    made = mapping.propose(stack, single, joined=True)
+    made = mapping.propose(stack, single, joined="blocks")
     assert [str(e) for e in made.entries] == [
         f"layers.{i}.q.weight <- blocks.q[{i}], axes [0, 2, 1]" for i in range(2)
     ]
-    assert not mapping.propose(single, stack, joined=True).entries
+    assert not mapping.propose(single, stack, joined="blocks").entries
 
 
 def test_copies_of_a_structure_are_paired_alike() -> None:
