@@ -89,6 +89,8 @@ class Recording(TorchDispatchMode):
         if not changes and all(any(x is leaves[at] for at in places) for x in outputs):
             return y  # such as a cast to the format that it has
         bare = [None if at in places else x for at, x in enumerate(leaves)]
+        # A value that is put in may have another layout in memory.
+        again = aten.reshape.default if func is aten.view.default else func
 
         def apply(values: list[Any], alone: bool) -> list[Any]:
             given = list(bare)
@@ -96,7 +98,7 @@ class Recording(TorchDispatchMode):
                 given[at] = x.clone() if alone and changes else x
             args, kwargs = tree_unflatten(given, nest)
             with torch.no_grad():
-                y = func(*args, **kwargs)
+                y = again(*args, **kwargs)
             return [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
 
         attributes = {key: repr(x)[:80] for key, x in _named(func, args, kwargs) if _is_told(x)}

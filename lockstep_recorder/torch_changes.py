@@ -22,12 +22,14 @@ from lockstep_recorder.calls import CallLog
 
 METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "softmax", "tril",
            "triu", "masked_fill", "clamp", "exp", "neg", "__neg__", "sin", "roll", "unbind",
-           "matmul", "__matmul__", "bmm", "dot", "mv", "norm", "__add__", "__sub__",
-           "__mul__")  # fmt: skip
+           "matmul", "__matmul__", "bmm", "dot", "mv", "norm", "pow", "repeat_interleave",
+           "__getitem__", "__and__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__radd__",
+           "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__pow__",
+           "__rpow__")  # fmt: skip
 FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
              "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu", "clamp", "exp",
              "neg", "no_grad", "sin", "roll", "unbind", "matmul", "bmm", "einsum", "dot", "vdot",
-             "mv", "norm")  # fmt: skip
+             "mv", "norm", "where", "stack", "repeat_interleave")  # fmt: skip
 # As they are before any is replaced.
 f = SimpleNamespace(**vars(F))
 t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
@@ -53,6 +55,14 @@ if hasattr(f, "rms_norm"):
 CONVOLUTIONS = [getattr(f, f"conv{word}{n}d") for n in (1, 2, 3) for word in ("", "_transpose")]
 LOSSES = (f.cross_entropy, f.nll_loss, f.mse_loss, f.l1_loss, f.kl_div, f.smooth_l1_loss,
           f.binary_cross_entropy, f.binary_cross_entropy_with_logits, f.ctc_loss)  # fmt: skip
+# What is done with a number.
+NUMBERS = {tensor.__mul__: "times", tensor.__rmul__: "times", tensor.__truediv__: "divided by",
+           tensor.__add__: "plus", tensor.__radd__: "plus", tensor.__sub__: "minus",
+           tensor.__rsub__: "from", tensor.__pow__: "to the power", tensor.pow: "to the power",
+           tensor.__rpow__: "base"}  # fmt: skip
+BASES = (10_000, 500_000, 1_000_000, 160_000, 150_000, 100_000, 1_000)  # of rotary embeddings
+MASKED = -1e4  # at most: what is added to scores that do not count
+COMPARED = {">": tensor.__gt__, "<": tensor.__lt__, ">=": tensor.__ge__, "<=": tensor.__le__}
 PARTS = 6  # of a split, of which any two are exchanged
 POOLS = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)
 LARGEST = (f.max_pool1d, f.max_pool2d, f.max_pool3d)
@@ -194,6 +204,143 @@ def _spread(function: Any, args: Args, kwargs: Words) -> Made:
                      partial(function, *args, **plain, unbiased=not over))  # fmt: skip
 
 
+def _unnormalised(function: Any, args: Args, kwargs: Words) -> Made:
+    given, name = _bound(function, args, kwargs), NORMS[function]
+
+    def other() -> Any:
+        y = given["input"] if given["weight"] is None else given["input"] * given["weight"]
+        return y if given.get("bias") is None else y + given["bias"]
+
+    yield Change("another norm", name, f"no {name}, but its gain", other)
+
+
+def _number(function: Any, args: Args, kwargs: Words) -> Made:
+    """Leaves a number out; takes another size in a scale, another base, the other sign."""
+    x, c = args
+    if type(c) not in (int, float) or not c or not x.is_floating_point():
+        return
+    word = NUMBERS[function]
+    told = f"{word} {c:.6g}"
+    if word == "base":
+        for other in BASES if c >= min(BASES) else ():
+            if other != c:
+                yield Change("attention rotary", f"base {c:g}", f"base {other:g}",
+                             partial(function, x, other))  # fmt: skip
+        return
+    if word in ("plus", "from"):
+        words = (f"{c:.6g} plus it", f"{c:.6g} minus it")
+        yield Change("sign", *(words if word == "plus" else words[::-1]),
+                     lambda: c - x if word == "plus" else c + x)  # fmt: skip
+    if word != "from" and (c != 1 or word in ("plus", "minus")):
+        yield Change("number left out", told, f"not {told}", lambda: x)
+    by = {"times": c, "divided by": 1 / c}.get(word, 0.0)
+    size = round(by**-2) if 0 < by < 1 else 0
+    if size and abs(by * size**0.5 - 1) < 1e-12:
+        others = {size * a // b for a, b in itertools.product(range(1, 5), repeat=2)
+                  if size * a % b == 0}  # fmt: skip
+        for n in sorted(others - {size}):
+            yield Change("attention scale", f"times 1/sqrt({size})", f"times 1/sqrt({n})",
+                         partial(_scaled, lambda: x, n**-0.5))  # fmt: skip
+
+
+def _added_mask(function: Any, args: Args, kwargs: Words) -> Made:
+    x, mask = args
+    if isinstance(mask, torch.Tensor) and mask.is_floating_point() and mask.min() <= MASKED:
+        plain = t.masked_fill(mask, tensor.__le__(mask, MASKED), 0.0)
+        yield Change("attention mask", "masked", "not masked", lambda: function(x, plain))
+
+
+def _chosen_mask(function: Any, args: Args, kwargs: Words) -> Made:
+    _, *values = args
+    for x, mask in (values, values[::-1]):
+        if (mask.min() if isinstance(mask, torch.Tensor) else mask) <= MASKED:
+            yield Change("attention mask", "masked", "not masked", partial(_given, x))
+
+
+def _both_masks(function: Any, args: Args, kwargs: Words) -> Made:
+    if all(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in args):
+        for n, word in enumerate(("first", "second")):
+            yield Change("attention mask", "both of two masks", f"the {word} of two masks alone",
+                         partial(args[n].expand, function(*args).shape))  # fmt: skip
+
+
+def _comparison(function: Any, args: Args, kwargs: Words) -> Made:
+    """Compares positions the other way, or with or without their equal."""
+    if any(
+        x.is_floating_point() if isinstance(x, torch.Tensor) else type(x) is float for x in args
+    ):
+        return
+    (own,) = (sign for sign, each in COMPARED.items() if each is function)
+    equal = own[0] if "=" in own else f"{own}="
+    turned = own.translate(str.maketrans("<>", "><"))
+    for entry, other in (("attention mask", equal), ("sign", turned)):
+        yield Change(entry, f"compared by {own}", f"compared by {other}",
+                     partial(COMPARED[other], *args))  # fmt: skip
+
+
+def _groups_of_heads(function: Any, args: Args, kwargs: Words) -> Made:
+    x, n = args[:2]
+    axis = _option(args, kwargs, 2, "dim", None)
+    times = [1] * x.ndim
+    times[axis] = n
+    yield Change("attention groups", "repeated", "tiled", lambda: x.repeat(*times))
+
+
+def _bag(function: Any, args: Args, kwargs: Words) -> Made:
+    own = _bound(function, args, kwargs)["mode"]
+    for mode in ("sum", "mean", "max"):
+        if mode != own:
+            yield Change("reduction", f"the {own} of a bag", f"the {mode} of a bag",
+                         partial(function, *args[:6], mode, *args[7:],
+                                 **{k: x for k, x in kwargs.items() if k != "mode"}))  # fmt: skip
+
+
+TURNED = "attention rotary", "pairs turned", "halves turned"
+
+
+def _pairs(function: Any, args: Args, kwargs: Words) -> Made:
+    """Takes halves for pairs, where they are parted and where they are joined again."""
+    if function is tensor.__getitem__:
+        x, index = args
+        *rest, last = index if isinstance(index, tuple) else (index,)
+        half, odd = x.shape[-1] // 2, last.start or 0
+        if last.step == 2 and last.stop is None and odd in (0, 1) and x.is_floating_point():
+            part = slice(odd * half, (odd + 1) * half)
+            yield Change(*TURNED, lambda: function(x, (*rest, part)))
+    elif len(args[0]) == 2 and _option(args, kwargs, 1, "dim", 0) in (-1, args[0][0].ndim):
+        yield Change(*TURNED, lambda: t.cat(args[0], -1).reshape(*args[0][0].shape, 2))
+
+
+def _halves(function: Any, args: Args, kwargs: Words) -> Made:
+    """Takes pairs for halves, where they are parted and where they are joined again."""
+    key = TURNED[0], TURNED[2], TURNED[1]
+    if function in (t.cat, t.concat):
+        parts = args[0]
+        last = _option(args, kwargs, 1, "dim", 0) in (-1, parts[0].ndim - 1)
+        if last and len(parts) == 2 and parts[0].shape == parts[1].shape:
+            yield Change(*key, lambda: t.stack(parts, -1).flatten(-2))
+    elif function is tensor.__getitem__:
+        x, index = args
+        *rest, last = index if isinstance(index, tuple) else (index,)
+        half = x.shape[-1] // 2
+        ends = (last.start or 0, last.stop or x.shape[-1])
+        if last.step is None and x.is_floating_point() and ends in ((0, half), (half, 2 * half)):
+            part = slice(int(ends[0] > 0), None, 2)
+            yield Change(*key, lambda: function(x, (*rest, part)))
+    elif args[1] == 2 and _option(args, kwargs, 2, "dim", 0) in (-1, args[0].ndim - 1):
+        x = args[0]
+        yield Change(*key, lambda: tuple(tensor.__getitem__(x, (..., slice(n, None, 2)))
+                                         for n in (0, 1)))  # fmt: skip
+
+
+def _huber(function: Any, args: Args, kwargs: Words) -> Made:
+    given = _bound(function, args, kwargs)
+    beta, plain = given["beta"], {name: given[name] for name in ("input", "target", "reduction")}
+    yield Change("number left out", f"smooth L1, divided by its beta {beta:g}",
+                 f"Huber's loss, not divided by {beta:g}",
+                 _with(f.huber_loss, plain, delta=beta))  # fmt: skip
+
+
 def _bias(function: Any, args: Args, kwargs: Words) -> Made:
     x, weight, bias, rest, words = _affine(args, kwargs)
     if bias is not None:
@@ -282,7 +429,8 @@ def _paddings(
     }  # fmt: skip
     for sides, word in others.items():
         if sides != own:
-            yield Change("padding", f"a {what} padded by {own}",
+            both = ", causal if its end is cut off" * all(n == (r, r) for n, r in zip(own, reach))
+            yield Change("padding", f"a {what} padded by {own}{both}",
                          f"a {what} padded by {sides}{word}", partial(padded, sides))  # fmt: skip
 
 
@@ -312,6 +460,11 @@ def _sides(function: Any, args: Args, kwargs: Words) -> Made:
     if turned != own:
         yield Change("padding", f"padded by {own}", f"padded by {turned}",
                      _with(function, given, pad=turned))  # fmt: skip
+    moved = [(axis, a) for axis, (a, b) in enumerate(zip(own[::2], own[1::2])) if a or b]
+    if len(moved) == 1 and sum(own) == 0:
+        ((axis, by),) = moved
+        yield Change("rearranged", f"shifted by {by}, and zeros there", f"rolled by {by}",
+                     partial(t.roll, given["input"], by, -1 - axis))  # fmt: skip
 
 
 def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
@@ -385,6 +538,10 @@ def _product(function: Any, args: Args, kwargs: Words) -> Made:
         yield Change("attention scale", "a product of two tensors as it is",
                      f"a product of two tensors times {words}",
                      partial(_scaled, partial(function, *args, **kwargs), scale))  # fmt: skip
+
+
+def _given(x: Any) -> Any:
+    return x
 
 
 def _scaled(made: Callable[[], Any], scale: float) -> Any:
@@ -502,6 +659,14 @@ REDUCTIONS = {each: name for name in ("mean", "sum", "amax")
 MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ((*PLAIN, f.gelu, f.leaky_relu), _activation), (NORMS, _norm),
     ([each for each in (f.layer_norm, getattr(f, "rms_norm", None)) if each], _centre),
+    ([each for each in (f.layer_norm, getattr(f, "rms_norm", None)) if each], _unnormalised),
+    (NUMBERS, _number), ((tensor.__add__, tensor.__radd__), _added_mask),
+    ((t.where,), _chosen_mask), ((tensor.__and__,), _both_masks),
+    (list(COMPARED.values()), _comparison),
+    ((t.repeat_interleave, tensor.repeat_interleave), _groups_of_heads),
+    ((f.embedding_bag,), _bag), ((tensor.__getitem__, t.stack), _pairs),
+    ((tensor.__getitem__, t.chunk, tensor.chunk, t.cat, t.concat), _halves),
+    ((f.smooth_l1_loss,), _huber),
     ((f.batch_norm, f.instance_norm), _statistics), ((f.group_norm,), _groups),
     ((f.instance_norm, f.layer_norm), _axes), (REDUCTIONS, _reduction),
     ((tensor.detach,), _detach), ((t.no_grad,), _no_grad),
@@ -593,8 +758,10 @@ class Changed:
         return None
 
     def list_found(self) -> list[tuple[tuple[str, str, str, str], list[str]]]:
-        """Lists what can be changed: everywhere first, then in each place alone."""
-        everywhere = [((*key, ""), sorted(set().union(*places.values())))
+        """Lists what can be changed: everywhere, and where there are several places in each alone;
+        the one place of others is named."""
+        everywhere = [((*key, "" if len(places) > 1 else next(iter(places))),
+                       sorted(set().union(*places.values())))
                       for key, places in self.found.items()]  # fmt: skip
         return everywhere + [((*key, place), sorted(calls)) for key, places in self.found.items()
                              for place, calls in places.items() if len(places) > 1]  # fmt: skip

@@ -88,7 +88,9 @@ def run(
     roots = _unmatched(found, climbed[1]) + roots
     unnamed = backward.name_and_join(roots, reference, port, trial, trial.pairing.forced(calls))
     evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
+    found_before = sum(len(root.spots) for root in roots)
     causes.explain(roots, evidence)
+    echoes += found_before - sum(len(root.spots) for root in roots)
     roots += compare_as_written(reference.about, port.facts, climbed[2])
     found_all = list(roots)
     known = acceptance.parse(accept or [])
@@ -112,6 +114,7 @@ def run(
         limits += unnamed + name_lines(found_all, follower, rounded)
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
+    roots = causes.merge_lines(roots)
     uncompared = notes.unmatched_state(reference, trial, entries) + notes.untied(entries, climbed)
     return Result(verdict, climbed, roots, echoes, accepted, drawn, beside, found,
                   trial.pairing.calls, partnerless, reference.about, port.facts, limits,

@@ -1,6 +1,6 @@
 """Where a tensor of the port stands in the reference's: a slice of it, its axes permuted."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations
 from math import prod
 from typing import Any
@@ -81,7 +81,6 @@ class Entry:
     chosen: int = 0
     alias: str = ""  # the reference's tied name, where the port has a tensor of its own for it
     given: bool = False  # by hand
-    notes: list[str] = field(default_factory=list)
 
     @property
     def permutation(self) -> Shape:

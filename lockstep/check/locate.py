@@ -39,12 +39,16 @@ class Root:
         return f"{self.where}, {self.direction}"
 
     def joined_with(self, other: "Root") -> "Root":
-        """Joins both places into one root."""
+        """Joins both places into one root; it has the causes of both."""
+        told = self if self.cause else other
+        causes = dict.fromkeys(filter(None, (self.cause, other.cause)))
+        remedies = dict.fromkeys(filter(None, (self.remedy, other.remedy)))
         return replace(
             self, where=f"{self.where}; {other.where}", spots=[*self.spots, *other.spots],
             names=[*self.names, *other.names],
             everywhere=self.everywhere * (self.everywhere == other.everywhere),
             largest=max(self.largest, other.largest, key=lambda spot: spot.share),
+            entry=told.entry, cause="; ".join(causes), remedy="; ".join(remedies),
         )  # fmt: skip
 
 

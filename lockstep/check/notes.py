@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.check.layout import Entry, Piece
-from lockstep.check.locate import Root
+from lockstep.check.locate import Root, list_some
 from lockstep.check.modules import Calls, module_of, shapes_of_other_sizes
 from lockstep.check.port import Port
 from lockstep.check.prove import Trial
@@ -45,11 +45,12 @@ def of(
     found += note_dropout(reference.about, port.facts)
     found += _of_calls(theirs, trial, partnerless, entries)
     if turned := turned_windows(entries):
-        found.append(f"{len(turned)} kernels are turned half round, such as {turned[0]}: what is "
-                     "loaded there must be, too; Flax's transpose_kernel=True does so")  # fmt: skip
+        found.append(f"{list_some(turned)}: turned half round; what is loaded there must be, too; "
+                     "Flax's transpose_kernel=True does so")  # fmt: skip
     if shuffled := shuffled_tensors(entries):
-        found.append(f"{shuffled[0]} has its rows or columns in another order ({len(shuffled)} in "
-                     "all): what is loaded there must be, too")  # fmt: skip
+        found.append(f"{list_some(shuffled)}: rows or columns stand in another order in the port; "
+                     "weights of the reference that are converted without that order make another "
+                     "model; --save-map writes the order")  # fmt: skip
     if pairing.reordered:
         found.append(f"{len(pairing.reordered)} values have their axes in another order, such as "
                      f"{pairing.reordered[0]}: compared in the reference's")  # fmt: skip
@@ -113,9 +114,9 @@ def _place(piece: Piece) -> int | None:
 
 
 def _is_one_place(entry: Entry) -> bool:
-    """Says if a piece is one place of a window, on both sides."""
+    """Says if a piece is one place of a window, on both sides; one channel is cut off, too."""
     return all(
-        piece.cuts and all(cut.index for cut in piece.cuts) and len(shape) == 2
+        piece.cuts and all(cut.index for cut in piece.cuts) and (len(shape) == 2 or piece.cuts[1:])
         for piece, shape in ((entry.reference, entry.shape), (entry.port, entry.port_shape))
     )
 

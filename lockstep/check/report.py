@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.check import Result
 from lockstep.check.entries import Mapping
-from lockstep.check.locate import Root
+from lockstep.check.locate import Root, list_some
 from lockstep.check.rungs import Stage
 from lockstep.errors import printable
 
@@ -22,9 +22,8 @@ def text(result: Result) -> list[str]:
         lines.append(f"accepted: {root.where}, {root.direction}: {figure(root)}")
     lines.append("")
     lines += [_of_rung(rung) for rung in sorted(result.rungs, key=lambda rung: rung.number)]
-    if result.mapping.notes:
-        lines.append(f"note: names leave {len(result.mapping.notes)} tensors open, which the order "
-                     f"of calls decides, such as: {result.mapping.notes[0]}")  # fmt: skip
+    if kept := result.mapping.notes:
+        lines.append(f"note: {kept[0]}" + f" ({len(kept)} such pairs)" * (len(kept) > 1))
     lines += [f"note: {note}" for note in result.notes]
     return [printable(line) for line in lines]
 
@@ -45,8 +44,8 @@ def headline(result: Result) -> str:
     drawn = sum(len(root.names) for root in result.initial)
     beside = "".join(f"; beside: {n}" for n in dict.fromkeys(r.entry for r in result.beside))
     beside += f"; initial values differ ({drawn})" if drawn else ""
-    moved = len(result.shuffled)
-    beside += f"; weights in another order ({moved})" if moved else ""
+    moved = result.shuffled
+    beside += f"; weights in another order ({len(moved)}): {list_some(moved)}" if moved else ""
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs) - bool(drawn)
         lacking = [rung.number for rung in result.rungs if rung.lacks]
@@ -86,7 +85,8 @@ def _of_root(number: int | str, root: Root) -> list[str]:
     layers = f", {root.everywhere}" if root.everywhere else ""
     if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
         layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
-    lines = [f"{number} {root.where}, {root.direction}{layers}: {figure(root)}"]
+    where = "; ".join(root.where.split("; ")[:4]) + "; ..." * (root.where.count("; ") > 3)
+    lines = [f"{number} {where}, {root.direction}{layers}: {figure(root)}"]
     for word, said in details(root):
         first, *rest = said.splitlines()
         lines += [f"  {word}: {first}", *[f"       {line}" for line in rest]]
@@ -115,7 +115,8 @@ def figure(root: Root) -> str:
     if root.rung == "1":
         return f"{len(root.names)} tensor{'s' * (len(root.names) != 1)} without a partner"
     if root.rung == "0" and not math.isfinite(largest.figure):
-        return "a constant on one side, or another constant"
+        constant = sum(not math.isfinite(spot.figure) for spot in root.spots)
+        return f"{constant} of {len(root.spots)} a constant on one side, or another constant"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     unit = " sampling errors" if root.rung == "0" else ""
@@ -162,7 +163,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "accepted": [_root_json(root) for root in result.accepted],
         "beside": [_root_json(root) for root in result.beside],
         "initial_values": [_root_json(root) for root in result.initial],
-        "echoes": result.echoes, "uncompared": result.uncompared,
+        "echoes": result.echoes, "uncompared": result.uncompared, "reordered": result.shuffled,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],

@@ -303,7 +303,9 @@ PLANTS = [
           "what earlier batches left in calls"),
     Plant("cell", "another norm", "nn.RMSNorm(D, eps=1e-5)", "nn.LayerNorm(D, 1e-5, bias=False)",
           "rms", "LayerNorm"),
-    Plant("cell", "factor of the loss", ".square().mean()", ".square().mean() * 4", "loss", "4 times"),
+    Plant("cell", "number left out", ".square().mean()", ".square().mean() * 4", "loss", "4 times"),
+    Plant("cell", "factor of the loss", ".square().mean()",
+          ".square().mean().expand(4).cumsum(0)[-1]", "loss", "4 times"),
     Plant("cell", "schedule one step off", "(step + 1)", "(step + 2)", "optimizer", "one step ahead"),
     Plant("cell", "optimizer's clip's epsilon", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
           "some = [p for p in model.parameters() if p.grad is not None]\n"

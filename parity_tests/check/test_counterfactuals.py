@@ -1,12 +1,14 @@
 """One thing is done otherwise in a port, where no operand is recorded; the cause is found by doing
 it the other way in a run of one side."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from lockstep.check import causes
 from lockstep.check.check import Result
 from lockstep.check.trace import Trace
 from parity_tests.check.inside import Inside, check_inside
@@ -113,6 +115,60 @@ def loss(model, batch):
 def batch(step):
     return {"ids": np.random.default_rng(step).integers(0, 11, (3, 6))}
 """
+NUMBERS = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+D = 8
+
+
+def turn(x):
+    angle = torch.arange(6.)[:, None] / 10000.0 ** (torch.arange(D // 2) / (D // 2))
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()],
+                       dim=-1).flatten(-2)
+
+
+def bend(x):
+    return (x + 1).sin()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.bag = nn.Embedding(11, D), nn.EmbeddingBag(11, D, mode="mean")
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+        self.gate, self.mix, self.out = (nn.Linear(D, D) for _ in range(3))
+        self.gain = nn.Parameter(torch.rand(D))
+
+    def forward(self, ids):
+        x = F.rms_norm(self.table(ids), (D,), self.gain, 1e-5)
+        q, k = turn(self.q(x)), turn(self.k(x))
+        mask = torch.triu(torch.ones(6, 6), 1) * -1e9
+        scores = q @ k.mT * D**-0.5 + mask
+        y = torch.softmax(scores, -1) @ self.v(x)
+        y = self.gate(y * (1 + x)) + F.pad(y, (0, 0, 1, -1))
+        y = self.mix(bend(y)) + self.bag(ids)[:, None]
+        heads = y.unflatten(-1, (4, 2)).repeat_interleave(2, 2).flatten(-2)
+        near = torch.arange(6)[:, None] > torch.arange(D)
+        y = self.out(bend(heads[..., :D] * (heads[..., D:] + near)))
+        return y / 4 @ self.table.weight.T
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch["ids"])[:, :-1].flatten(0, 1), batch["ids"][:, 1:].flatten())
+
+
+def batch(step):
+    return {"ids": np.random.default_rng(step).integers(0, 11, (3, 6))}
+"""
 TURNED = """class Turned(nn.ConvTranspose2d):
     def forward(self, x):
         return F.conv_transpose2d(x, self.weight.flip((2, 3)), self.bias)
@@ -199,7 +255,7 @@ PLANTS = [
     Plant("halves exchanged", "between mod and mix", "parts 0 and 1 of a split into 3 exchanged",
           [("a, b, c = ", "b, a, c = ")], ATTENDING),
     Plant("sign", "between mod and mix", "the sine with the other sign",
-          [("torch.sin(b)", "torch.cos(b + torch.pi / 2)")], ATTENDING),
+          [("torch.sin(b)", "torch.sin(b).mul(-1)")], ATTENDING),
     Plant("rearranged", "between mod and mix", "rolled this way, for rolled the other way, at po",
           [("+ c, 1, 1)", "+ c, -1, 1)")], ATTENDING),
     Plant("attention scale", "between k and out",
@@ -211,7 +267,31 @@ PLANTS = [
     Plant("gradient not stopped", "",
           "the gradient is not stopped, for the gradient is stopped (detach), at ref.py",
           [("x.detach())", "x)")], ATTENDING),
-    Plant("no gradient", "", "the gradient is stopped behind dot, for the gradient is not stopped",
+    Plant("number left out", "between v and gate", "not plus 1, for plus 1",
+          [("(1 + x)", "x")], NUMBERS),
+    Plant("number left out", "", "not divided by 4, for divided by 4", [("y / 4", "y")], NUMBERS),
+    Plant("attention scale", "between v and gate", "times 1/sqrt(4), for times 1/sqrt(8)",
+          [("D**-0.5", "(D // 2) ** -0.5")], NUMBERS),
+    Plant("attention mask", "between v and gate", "not masked, for masked",
+          [("-0.5 + mask", "-0.5")], NUMBERS),
+    Plant("attention rotary", "between v and gate", "base 500000, for base 10000",
+          [("10000.0", "500000.0")], NUMBERS),
+    Plant("attention rotary", "between v and gate", "halves turned, for pairs turned",
+          [("x[..., ::2], x[..., 1::2]", "x[..., : D // 2], x[..., D // 2 :]"),
+           ("torch.stack", "torch.cat"), ("dim=-1).flatten(-2)", "dim=-1)")], NUMBERS),
+    Plant("reduction", "bag", "the sum of a bag, for the mean of a bag",
+          [('mode="mean"', 'mode="sum"')], NUMBERS),
+    Plant("rearranged", "between gate and mix",
+          "rolled by 1, for shifted by 1, and zeros there",
+          [("F.pad(y, (0, 0, 1, -1))", "torch.roll(y, 1, 1)")], NUMBERS),
+    Plant("attention groups", "between bag and out", "tiled, for repeated",
+          [("repeat_interleave(2, 2)", "repeat(1, 1, 2, 1)")], NUMBERS),
+    Plant("sign", "between bag and out", "compared by <, for compared by >",
+          [("[:, None] > ", "[:, None] < ")], NUMBERS),
+    Plant("another norm", "between table and", "no RMSNorm, but its gain, for RMSNorm",
+          [("F.rms_norm(self.table(ids), (D,), self.gain, 1e-5)", "self.table(ids) * self.gain")],
+          NUMBERS),
+    Plant("no gradient", "", "the gradient is stopped, for the gradient is not stopped, at ref.py:",
           [("size.sqrt()", "size.item() ** 0.5")], ATTENDING),
 ]  # fmt: skip
 
@@ -222,7 +302,7 @@ References = dict[str, tuple[Trace, Path]]
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     found = {}
-    for program in (PROGRAM, ATTENDING):
+    for program in (PROGRAM, ATTENDING, NUMBERS):
         folder = tmp_path_factory.mktemp("otherwise")
         found[program] = record(program, folder), folder / "ref.py"
     return found
@@ -249,6 +329,38 @@ def test_a_cause_is_found_by_doing_it_otherwise(
     first = result.roots[0]
     assert plant.where in first.where and plant.cause in first.cause, (first.name, first.cause)
     assert first.entry == plant.entry
+
+
+def test_a_scale_is_one_root_though_the_table_is_used_before(
+    references: References, tmp_path: Path
+) -> None:
+    """The tied table's gradient was a root of its own; what mends the scores mends it."""
+    result = check(references, tmp_path, [("y / 4", "y")], NUMBERS)
+    assert [root.direction for root in result.roots] == ["forward"] and result.echoes > 0
+
+
+def test_one_line_of_the_port_is_one_root(references: References, tmp_path: Path) -> None:
+    """A helper that stands between several modules; roots of two kinds of causes stay two."""
+    bent = ("return (x + 1).sin()", "return (x + 1).sin() + 0.1 * x**4")
+    first, second = check(references, tmp_path, [bent], NUMBERS).roots
+    assert not first.cause and "0.1 * x**4" in first.lines[1]
+    second.lines = ["ref.py:1", first.lines[1]]
+    (root,) = causes.merge_lines([first, second])
+    assert root.names == [*first.names, *second.names]
+    second.lines = ["ref.py:1", "port.py:1"]
+    assert len(causes.merge_lines([first, second])) == 2
+    told = [replace(first, entry=entry, cause=entry) for entry in ("sign", "gate")]
+    assert len(causes.merge_lines(told)) == 2
+
+
+def test_a_mean_that_fits_is_no_cause_where_a_factor_is_left_out(tmp_path: Path) -> None:
+    """The mean of four is a quarter of their sum."""
+    text = NUMBERS.replace("return F.cross", "return 4 * model.gain[:4].square().sum() + F.cross")
+    trace = record(text, tmp_path)
+    (tmp_path / "port.py").write_text(text.replace("return 4 * ", "return "))
+    again = lambda: Inside(tmp_path / "ref.py")  # noqa: E731
+    (root,) = check_inside(trace, tmp_path / "port.py", again=again).roots
+    assert root.cause == "not times 4, for times 4", root.cause
 
 
 def test_what_statistics_are_not_used_are_no_roots_of_their_own(

@@ -34,6 +34,7 @@ IN_FLAX = {"kernel of a convolution": " (transpose_kernel=True)",
            "statistics of a norm": " (use_running_average)"}  # fmt: skip
 MEASURED = "the gap is of its rounding"
 STOPPED = "the gradient is stopped"
+BEHIND = re.compile(" (behind|before) .*")  # which function of torch's a stop stands beside
 GAIN = re.compile(r"(^|\.)(weight|scale|gain|gamma|g|w)$")
 SPOTS = 8  # of a root, that must fit
 KINDS = ("input", "output", "loss", "state", "cotangent", "gradient")
@@ -147,7 +148,7 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
         open_ones = [root for root in roots if is_open(root)
                      and (root.direction == "backward") == (key[0] in OF_GRADIENTS)
                      and side.makes(root, where)]  # fmt: skip
-        left -= bool(open_ones and key[3])
+        left -= bool(open_ones) and side.is_alone(key)
         seen = side.run(key) if open_ones and left >= 0 else None
         if seen is None or not any(side.explains(root, seen) for root in open_ones):
             continue
@@ -204,9 +205,16 @@ class ChangedSide:
         """Asks what can be changed in this program, and in which calls, on the first batch."""
         spec = self.evidence.reference.about["batch"]
         found = self.program.ask("changes", self.plain(), batch=spec)[0]["found"]
-        keys = [(tuple(key), where) for key, where in found]
-        # Of two paddings that give the same values, the one with a name.
-        return sorted(keys, key=lambda each: (bool(each[0][3]), "(SAME)" not in each[0][2]))
+        keys: list[tuple[Key, list[str]]] = [(tuple(key), where) for key, where in found]
+        self.several = {key[:3] for key, _ in keys if not key[3]}
+        # A mean for a sum is a factor: others are tried first. Of two paddings that give the same
+        # values, the one with a name.
+        return sorted(keys, key=lambda each: (each[0][0] == "reduction", self.is_alone(each[0]),
+                                              "(SAME)" not in each[0][2]))  # fmt: skip
+
+    def is_alone(self, key: Key) -> bool:
+        """Says if a change is of one place of several."""
+        return bool(key[3]) and key[:3] in self.several
 
     def makes(self, root: Root, where: list[str]) -> bool:
         """Says if a root's place may follow from one of the calls, in this program, in which
@@ -232,7 +240,16 @@ class ChangedSide:
         around = parents.get(call, "")
         if spot.rule == "input":
             return {around}
-        return {call, around} if spot.where in self.evidence.trial.tapped else {call}
+        return {call} if spot.where in self._begun else {call, around}
+
+    @cached_property
+    def _begun(self) -> set[str]:
+        """The reference's calls of which both sides show what goes in; another's value may differ
+        by what is done before it, such as a padding."""
+        trial = self.evidence.trial
+        given = {call_of(r) for slots in trial.pairing.slots.values() for r in slots.values()
+                 if r.startswith("in/")}  # fmt: skip
+        return given - trial.tapped
 
     def calls(self) -> tuple[Calls, set[str]]:
         """This program's calls, and those that have a partner."""
@@ -333,22 +350,29 @@ class ChangedSide:
 
     def cause(self, key: Key) -> Cause:
         entry, written, changed, place = key
-        at = f", at {place}" if place else ""
+        alone = f", at {place}" if self.is_alone(key) else ""
         ours, theirs = self.words(written, changed)
-        lines = LINES[self.evidence.framework]
         if entry == "epsilon of a norm":
             eps = theirs.partition(", ")[2]
-            text = f"{ours}, for {eps}{at}"
+            text = f"{ours}, for {eps}{alone}"
             word = "eps" if self.evidence.framework == "torch" else "epsilon"
             return Cause(entry, text, f"{word}={eps.removeprefix('eps ')}")
-        if entry == "activation":
-            return Cause(entry, f"{ours} for {theirs}{at}", lines.get(theirs, f"compute {theirs}"))
-        flax = IN_FLAX.get(entry, "") if self.evidence.framework == "jax" else ""
-        if entry == "gradient not stopped" and ours.startswith(STOPPED):
-            entry = "no gradient"
         if entry == "made in float32":
             return Cause(entry, f"{ours}, for {theirs}: {MEASURED}", "")
-        return Cause(entry, f"{ours}, for {theirs}{at}", f"here: {theirs}{flax}")
+        if entry == "activation":
+            line = LINES[self.evidence.framework].get(theirs, f"compute {theirs}")
+            return Cause(entry, f"{ours} for {theirs}{alone}", self.remedy(line, place))
+        if entry == "gradient not stopped" and ours.startswith(STOPPED):
+            entry = "no gradient"
+        if place:  # a function of torch's is none of the program's
+            ours, theirs = (BEHIND.sub("", each) for each in (ours, theirs))
+            alone = alone or (f", at {place}" if STOPPED in (ours, theirs) else "")
+        flax = IN_FLAX.get(entry, "") if self.evidence.framework == "jax" else ""
+        return Cause(entry, f"{ours}, for {theirs}{alone}", self.remedy(f"{theirs}{flax}", place))
+
+    def remedy(self, change: str, place: str) -> str:
+        """Says where in this program the change is made, or looked up."""
+        raise NotImplementedError
 
 
 class ReferenceSide(ChangedSide):
@@ -410,6 +434,9 @@ class ReferenceSide(ChangedSide):
     def words(self, written: str, changed: str) -> tuple[str, str]:
         return changed, written
 
+    def remedy(self, change: str, place: str) -> str:
+        return f"{change}, as at {place}" if place else change
+
 
 class PortSide(ChangedSide):
     """The port, which is to give the reference's values."""
@@ -456,3 +483,6 @@ class PortSide(ChangedSide):
 
     def words(self, written: str, changed: str) -> tuple[str, str]:
         return written, changed
+
+    def remedy(self, change: str, place: str) -> str:
+        return f"at {place}: {change}" if place else f"here: {change}"

@@ -125,8 +125,9 @@ def operands_of_size(scene: Scene) -> Arrays:
 
 def _coefficients(names: list[str], values: Arrays, target: np.ndarray) -> dict[str, float] | None:
     """Finds the fewest operands whose sum with constant factors is the target."""
-    if any(values[name].size != target.size for name in names):
+    if any(values[name].size != target.size for name in names) or not np.isfinite(target).all():
         return None
+    names = [name for name in names if np.isfinite(values[name]).all()]
     some = slice(None, None, max(target.size // SAMPLE, 1))
     for n in range(1, min(len(names), 4) + 1):
         for chosen in combinations(reversed(names), n):

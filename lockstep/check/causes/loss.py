@@ -26,8 +26,8 @@ def explain(evidence: Evidence) -> Cause | None:
     for n in range(2, 5000):
         for name, value in ((f"{n}", n), (f"1/{n}", 1 / n)):
             if abs(ratio / value - 1) < 1e-11:
-                text = f"{name} times the reference's loss: a sum for a mean, or another mean"
-                return Cause("factor of the loss", text, "reduce by the same mean")
+                text, inverse = f"{name} times the reference's loss", f"{1 / value:.6g}"
+                return Cause("factor of the loss", text, f"multiply the loss by {inverse}")
     return None
 
 

@@ -429,7 +429,7 @@ def _solve(
         change = s.changes[step]
         matrix = np.stack([-direction, -s.weights[step]], axis=1)
         scale = np.linalg.norm(matrix, axis=0)
-        if not scale[0] or not np.isfinite(scale).all():
+        if not scale[0] or not np.isfinite(scale).all() or not np.isfinite(change).all():
             return None
         scale = np.where(scale > 0, scale, 1.0)
         (rate, decay), *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
