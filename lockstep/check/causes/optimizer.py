@@ -218,6 +218,7 @@ def histories(evidence: Evidence, own: bool, n: int) -> History:
         if own:
             port.begin(port.weights(reference.weights))
         steps: dict[str, list[tuple[np.ndarray, ...]]] = {}
+        tensors: dict[str, str] = {}  # that the program has, of which each is a piece
         fed = []
         for step in range(count):
             before = reference.group(f"fed/{label}/{step}/weights")
@@ -229,8 +230,22 @@ def histories(evidence: Evidence, own: bool, n: int) -> History:
                 change = ours if own else theirs
                 parts = (entry.reference.take(before), entry.reference.take(grads), change)
                 steps.setdefault(name, []).append(parts)
-        found[label] = {name: sequence(parts, fed, n) for name, parts in steps.items()}
+                tensors[name] = (entry.port if own else entry.reference).name
+        rows = {name: sequence(parts, fed, n) for name, parts in steps.items()}
+        found[label] = _with_norms_of(rows, tensors)
     return found
+
+
+def _with_norms_of(rows: Rows, tensors: dict[str, str]) -> Rows:
+    """Gives pieces the norms of their tensors, such as of a fused query, key and value.
+
+    Args:
+        tensors: by piece, the tensor's name.
+    """
+    squares: dict[str, Any] = {}
+    for name, s in rows.items():
+        squares[tensors[name]] = squares.get(tensors[name], 0.0) + s.own_norms**2
+    return {name: replace(s, own_norms=np.sqrt(squares[tensors[name]])) for name, s in rows.items()}
 
 
 def sequence(

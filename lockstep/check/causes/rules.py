@@ -32,7 +32,7 @@ class Sequence:
     grads: np.ndarray
     changes: np.ndarray
     norms: np.ndarray  # (updates,) of all gradients
-    own_norms: np.ndarray  # (updates,) of this tensor's
+    own_norms: np.ndarray  # (updates,) of the tensor that this is, or is a piece of
     whole: np.ndarray  # (updates, *shape): the gradients in full; empty where there are too many
     sizes: np.ndarray  # (updates,): the root of the mean square of the weights in full
     parts: np.ndarray | None = None  # (updates, gradients, elements) where an update gathers some
