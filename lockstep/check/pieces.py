@@ -98,10 +98,12 @@ def _is_copied(name: str, reference: Tensors, port: Tensors) -> bool:
 
 def _is_joined(name: str, pieces: list[Found], port: Tensors) -> bool:
     """Says if a tensor is itself, or a matrix of a few parts of itself in another order; many parts
-    are rows or columns that are read otherwise, and a window has an order of its own."""
+    and parts in turns are rows or columns that are read otherwise, and a window has an order of its
+    own."""
     if len(port.shapes[name]) > 2:
         return all(r == p and axes == tuple(range(len(axes))) for r, p, axes in pieces)
-    return len(pieces) <= JOINED and all(r.name == name for r, _, _ in pieces)
+    in_turns = any(cut.step > 1 for r, p, _ in pieces for cut in (*r.cuts, *p.cuts))
+    return len(pieces) <= JOINED and not in_turns and all(r.name == name for r, _, _ in pieces)
 
 
 def _is_in_another_order(pieces: list[Piece], reference: Tensors) -> bool:
