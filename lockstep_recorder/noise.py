@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
+# Running ones, by the ends of their names; a constant `x_mean` is none.
+STATISTICS = re.compile(r"(^|\.|running_|moving_)(mean|var)$")
 # The distance from 1 to the next larger number of a format.
 ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NUDGES = 3  # runs from which noise is measured

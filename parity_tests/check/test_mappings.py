@@ -9,6 +9,7 @@ from lockstep.check import mapping
 from lockstep.check.follow import Followed
 from lockstep.check.layout import Shape
 from lockstep.check.pieces import entries_of
+from lockstep_recorder.noise import STATISTICS
 from parity_tests.check.test_comparisons import tensors
 
 D, F = 16, 32
@@ -235,3 +236,13 @@ def test_what_is_met_behind_a_difference_tears_no_tensor(
     port = tensors({"layers.0.fc.kernel": (D, 2 * D), **others}, "jax")
     made = entries_of(walked, tensors(shapes, "torch"), port)
     assert bool(made) is kept
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("bn.running_mean", True), ("norm.var", True), ("mean", True), ("bn.moving_mean", True),
+     ("cell.x_mean", False), ("decoder.logvar", False)],
+)  # fmt: skip
+def test_running_statistics_are_told_by_the_whole_of_a_name(name: str, *, is_one: bool) -> None:
+    """A constant buffer whose name ends so is the port's own, as any constant."""
+    assert bool(STATISTICS.search(name)) is is_one
