@@ -133,6 +133,13 @@ def test_a_schedule_that_parts_late_is_found_by_the_optimizer_alone(tmp_path: Pa
     assert found.cause == "from update 201 on, 0.5 times the reference's rate"
 
 
+def test_a_staircase_that_is_one_step_ahead_is_no_other_rate(tmp_path: Path) -> None:
+    """Every hundredth update alone differs, which rung 4i does not see."""
+    found = root_of(tmp_path, "0.5 ** ((step + 1) // 100)", "0.5 ** (step // 100)")
+    assert found.where.endswith("from step 99 of 300")
+    assert found.cause == "the schedule is one step ahead"
+
+
 def test_a_rate_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
     """The first tensor's rate is not all tensors', nor one bias's all biases'."""
     program = PROGRAM[: PROGRAM.index("\n\ndef update")].replace(

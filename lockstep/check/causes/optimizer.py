@@ -127,11 +127,16 @@ def lacks_epsilon_alone(root: Root) -> bool:
 
 
 def _rates_alone(root: Root) -> Cause | None:
-    """Finds one ratio of all tensors' updates, in a run of the optimizer alone."""
+    """Finds one ratio of all tensors' updates from a step on, in a run of the optimizer alone."""
     first = int(root.spots[0].where.rpartition("step ")[2].split()[0])
-    ratios = [float(s.ours[first] / s.theirs[first]) for s in root.spots
-              if s.ours is not None and s.theirs is not None and s.theirs[first]]  # fmt: skip
-    if not ratios or not np.allclose(ratios, ratios[0], rtol=ONE):
+    known = [(s.theirs, s.ours) for s in root.spots if s.theirs is not None and s.ours is not None]
+    shifts = {_shift(list(theirs), list(ours)) for theirs, ours in known}
+    if len(shifts) == 1 and (shift := shifts.pop()):
+        return _one_step_off(shift)
+    ratios = [ours[at] / theirs[at] for theirs, ours in known
+              for at in range(first, len(theirs)) if theirs[at]]  # fmt: skip
+    same = bool(ratios) and np.allclose(ratios, ratios[0], rtol=ONE)
+    if not same or abs(ratios[0] - 1) <= ONE:
         return None
     return Cause("schedule of the learning rate",
                  f"from update {first + 1} on, {ratios[0]:.6g} times the reference's rate",
@@ -532,8 +537,7 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
         if a != b and not key.startswith("_") and key != L2 and not of_one:
             said.append(_option(key, b, a, n))
     if shift := _shift(theirs.rates, ours.rates):
-        return Cause("schedule one step off", f"the schedule is one step {shift}",
-                     "count the optimizer's steps as the reference does")  # fmt: skip
+        return _one_step_off(shift)
     if not said and (found := _decay_after(theirs, ours)):
         return found
     # Of groups with rates of their own the first tensor's is not all tensors'.
@@ -666,6 +670,11 @@ def _shift(theirs: list[float], ours: list[float]) -> str:
     if np.allclose(ours[1:], theirs[:-1], rtol=ONE):
         return "behind"
     return "ahead" if np.allclose(ours[:-1], theirs[1:], rtol=ONE) else ""
+
+
+def _one_step_off(shift: str) -> Cause:
+    return Cause("schedule one step off", f"the schedule is one step {shift}",
+                 "count the optimizer's steps as the reference does")  # fmt: skip
 
 
 def _say(options: Options) -> str:
