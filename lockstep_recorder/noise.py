@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-# Running ones, by the ends of their names; a constant `x_mean` is none.
-STATISTICS = re.compile(r"(^|\.|running_|moving_)(mean|var)$")
+STATISTICS = re.compile(r"(^|[._])(mean|var)$")  # running ones, by the last word of their names
 # The distance from 1 to the next larger number of a format.
 ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NUDGES = 3  # runs from which noise is measured
 SPREAD = 0.02  # of a weight that is constant; of others a tenth of its standard deviation
+
+
+def is_statistic(name: str, side: Container[str]) -> bool:
+    """Says if a buffer is a running mean or variance: it has the other beside it."""
+    other = f"{name[:-4]}var" if name.endswith("mean") else f"{name[:-3]}mean"
+    return bool(STATISTICS.search(name)) and other in side
 
 
 def perturb(
@@ -29,7 +34,7 @@ def perturb(
     """
     generator = np.random.default_rng(seed)
     for name, held in weights.items():
-        if name not in parameters and not STATISTICS.search(name):
+        if name not in parameters and not is_statistic(name, weights):
             yield name, held
             continue
         x = np.asarray(held, np.float64)

@@ -42,6 +42,8 @@ TABLES = {
     "jax port": Table("parity_tests.check.test_ports", r"/test_ports\.py::test_four_bugs"),
     "unlike pair": Table("parity_tests.check.test_unlike_pairs",
                          r"/test_unlike_pairs\.py::test_the_verdict"),
+    "fused tensor": Table("parity_tests.check.test_fused_pairs",
+                          r"/test_fused_pairs\.py::test_a_bug_in_it"),
     "pair by values": Table("parity_tests.check.test_by_values",
                             r"/test_by_values\.py::test_a_bug_is_different"),
     "second pair": Table("parity_tests.ladder.conv.bugs",

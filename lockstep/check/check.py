@@ -22,7 +22,7 @@ from lockstep.check.trace import Trace
 from lockstep.check.written import compare_as_written
 from lockstep.judge.compare import norm_gap
 from lockstep.worker import Say, silent
-from lockstep_recorder.noise import STATISTICS
+from lockstep_recorder.noise import STATISTICS, is_statistic
 
 FORWARD = "forward pass only (--forward)"
 TRAINING = (("4i", "update, isolated"), ("4", "update, alone"), ("5", "accumulation"),
@@ -216,12 +216,13 @@ def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
     A port keeps its own, for a wrong one is a bug; but what is the reference's, rounded to float32.
     """
     parameters = set(port.facts["parameters"]), set(reference.about["parameters"])
-    for only, known in zip((found.only_port, found.only_reference), parameters):
-        only[:] = [name for name in only if name in known or STATISTICS.search(name)]
+    every = port.initial, reference.weights
+    for only, known, side in zip((found.only_port, found.only_reference), parameters, every):
+        only[:] = [name for name in only if name in known or is_statistic(name, side)]
     state = rungs.changed_state(reference.group("state"), reference.weights)
     for entry in list(found.entries):
         name = entry.port.name
-        if name in parameters[0] or STATISTICS.search(name) or entry.given:
+        if name in parameters[0] or is_statistic(name, port.initial) or entry.given:
             continue
         if entry.reference.name in state:
             continue

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from lockstep.check.selections import Part, read_apart
+from lockstep.check.selections import Selection, read_apart
 from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike, row_of
 from lockstep.check.turns import cuts, digest, joins, turns
 from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, ordered
@@ -222,7 +222,7 @@ class Fits:
                     yield Candidate(group, {frontier: np.stack(order)}, "join")
 
     def matching_parts(
-        self, number: int, group: tuple[int, ...], frontier: int, parts: tuple[Part, ...]
+        self, number: int, group: tuple[int, ...], frontier: int, parts: tuple[Selection, ...]
     ) -> list[Candidate]:
         """Returns the tensors of several operations, put where the port reads its result apart.
 
@@ -247,7 +247,7 @@ class Fits:
         return found
 
     def _fit_part(
-        self, number: int, meeting: int, frontier: int, axis: int, part: Part
+        self, number: int, meeting: int, frontier: int, axis: int, part: Selection
     ) -> np.ndarray | None:
         """Returns the layout of an operation's tensor in a part of the port's with which the part
         of the result is the operation's."""

@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.apart import PartedAt, find_parts
 from lockstep.check.fit import LARGE, Candidate, Fits, present
-from lockstep.check.selections import Part, parted
+from lockstep.check.selections import Selection, parted
 from lockstep.check.tapes import (
     EQUAL,
     Known,
@@ -370,7 +370,7 @@ class _Walk:
         found = found or self.fits.matching(number, [m for m in same if m not in fresh], unknown)
         return self._ranked(found, unknown)
 
-    def _parted(self, number: int, fresh: list[int]) -> list[tuple[Part, ...]]:
+    def _parted(self, number: int, fresh: list[int]) -> list[tuple[Selection, ...]]:
         """Finds how the port takes an operation's result apart, where the reference has smaller
         results of the same data."""
         sizes = [self.reference.values[m].size for m in fresh]

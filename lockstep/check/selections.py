@@ -79,7 +79,7 @@ def _alike(
 
 
 @dataclass(frozen=True)
-class Part:
+class Selection:
     """Indices of one axis of an operation's result that a later value of the port holds alone."""
 
     value: int
@@ -90,7 +90,7 @@ class Part:
         return tape.values[self.value].size
 
 
-def parted(tape: LiveTape, number: int, ahead: list[int]) -> list[tuple[Part, ...]]:
+def parted(tape: LiveTape, number: int, ahead: list[int]) -> list[tuple[Selection, ...]]:
     """Finds the ways in which the port takes an operation's result apart into two to four parts.
 
     Args:
@@ -100,7 +100,7 @@ def parted(tape: LiveTape, number: int, ahead: list[int]) -> list[tuple[Part, ..
     labels = np.arange(1.0, result.size + 1).reshape(result.shape)
     zeros = {f: np.zeros(tape.values[f].shape) for n in ahead for f in tape.frontiers(n)}
     trials = [zeros | {number: x} for x in (labels, result.size + 1 - labels)]
-    found: dict[bytes, Part] = {}
+    found: dict[bytes, Selection] = {}
     for n, (one, two) in tape.values_of(trials, ahead).items():
         moved = np.array_equal(one, np.round(one)) and np.array_equal(two, result.size + 1 - one)
         elements = np.unique(one) if moved else np.zeros(0)
@@ -112,16 +112,16 @@ def parted(tape: LiveTape, number: int, ahead: list[int]) -> list[tuple[Part, ..
             if _make_up_all(group, result.shape)]  # fmt: skip
 
 
-def _along_an_axis(value: int, elements: np.ndarray, shape: tuple[int, ...]) -> Part | None:
+def _along_an_axis(value: int, elements: np.ndarray, shape: tuple[int, ...]) -> Selection | None:
     whole = int(np.prod(shape))
     for axis, places in enumerate(np.unravel_index(elements, shape)):
         indices = np.unique(places)
         if elements.size * shape[axis] == whole * indices.size < whole * shape[axis]:
-            return Part(value, axis, indices)
+            return Selection(value, axis, indices)
     return None
 
 
-def _make_up_all(parts: tuple[Part, ...], shape: tuple[int, ...]) -> bool:
+def _make_up_all(parts: tuple[Selection, ...], shape: tuple[int, ...]) -> bool:
     axis = parts[0].axis
     together = np.concatenate([part.indices for part in parts])
     return {part.axis for part in parts} == {axis} and (
