@@ -25,7 +25,8 @@ class Mutant(NamedTuple):
 ELSEWHERE = {
     "qk-swapped": "attention operands", "heads-interleaved": "attention split",
     "scale-width": "attention scale", "head-count": "attention heads", "gelu-erf": "activation",
-    "positions-reversed": "rearranged", "image-scaled": "factor", "ln-eps": "epsilon of a norm",
+    "positions-reversed": "rearranged", "image-scaled": "number left out",
+    "ln-eps": "epsilon of a norm",
     "bn-momentum": "running statistics", "embedding-detached": "no gradient",
     "gradient-halved": "no gradient",
     "gradient-scaled": "factor of a gradient", "sum-for-mean": "reduction of the loss",
