@@ -149,7 +149,8 @@ def _are_equal(rows: np.ndarray, row: np.ndarray, tolerance: float, floor: float
 
 @dataclass(frozen=True)
 class Use:
-    """What is made of a value, up to values that get equal gradients on both sides: the ends."""
+    """One use of a value: the values made of it, and the ends, which get equal gradients on both
+    sides."""
 
     between: set[int]
     ends: set[int]

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from lockstep.check.apart import STOPS, PartedAt, part_at
+from lockstep.check.apart import STOPS, PartedAt, find_parts, part_at
 from lockstep.check.follow import Followed, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
@@ -54,8 +54,19 @@ class Follower:
             self.lacks = f"{kind}{error}"
             return None
 
+    def parts_with(self, weights: Arrays) -> list[PartedAt]:
+        """Finds where values part in a port with these weights, of which it makes other values than
+        with those that following the data has found, such as a query and a key exchanged."""
+        batch = prefixed("batch", self.reference.group("batch/0"))
+        port = LiveTape(self.port.program, weights, batch, self.reference.about["batch"], {})
+        port.start()
+        port.play({n: weights[name] for name, n in port.numbers.items() if name in weights}, [])
+        known = Known(self.tape.data, self.tape.rows)
+        met = {n: known.find(row) for n, row in port.rows.items()}
+        return find_parts(self.tape, port, known, port.rows, met, {})
 
-def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str]:
+
+def name_lines(roots: list[Root], follower: Follower, rounded: bool, weights: Arrays) -> list[str]:
     """Adds the two lines to the roots of the forward pass; returns notes.
 
     A root of the forward pass has the lines of the place where values part between what its module
@@ -65,6 +76,7 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
+        weights: the port's, that the roots were found with.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
     states = [root for root in forward if root.largest.rule == "state"]
@@ -76,8 +88,9 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool) -> list[str
     found = follower.found
     if found is None:
         return [f"no lines are named: {follower.lacks}"]
+    of_these = follower.parts_with(weights) if forward and found.equal else found.parts
     fine, coarse = ([part for part in parts if part.reference and part.port]
-                    for parts in (found.parts, found.coarse))  # fmt: skip
+                    for parts in (of_these, found.coarse))  # fmt: skip
 
     def parts_for(root: Root) -> list[PartedAt]:
         return coarse if coarse and root.largest.figure > COARSE else fine

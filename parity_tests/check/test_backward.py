@@ -102,7 +102,8 @@ def batch(step):
 
 
 class Pair(NamedTuple):
-    """What both programs compute, with line breaks, and a part of the line at which each parts."""
+    """A reference and a port: the lines that they compute, and a part of the line at which each
+    parts."""
 
     reference: str
     port: str

@@ -62,8 +62,8 @@ WITHOUT_LINE = {
     "init-scale", "init-default", "init-bias", "embedding-initial-values", "he-initial-values",
     "resnet-zero-gains",
 } | {bug.name for bug in BUGS if bug.where == "optimizer"}  # fmt: skip
-# The line is not that of the bug; of q and k exchanged, it is the one that takes them apart.
-NOT_NAMED = {"post-norm", "blocks-reversed", "qk-swapped"}
+# The line is not that of the bug.
+NOT_NAMED = {"post-norm", "blocks-reversed"}
 
 
 def names_its_line(mutant: Mutant, file: Path, root: Root) -> bool:
