@@ -19,7 +19,7 @@ from lockstep.process import ROOT
 MOST_ERROR, MEDIAN = 0.08, (0.97, 1.03)
 WITHOUT = 0.14  # the most error of runs whose publisher the fit has not seen
 # Of runs of a model that the fit has not seen; on several machines, which also wait for links.
-UNSEEN, SENDING = 0.09, 0.12
+UNSEEN, SENDING = {"A100": 0.08, "H100": 0.09}, {"A100": 0.08, "H100": 0.12}
 
 GROUPS = {name: [point for point in published.comparable() if point.architecture == name]
           for name in rates.NAMES.values()}  # fmt: skip
@@ -52,12 +52,12 @@ def test_each_publisher_is_predicted_without_its_own_runs(name: str) -> None:
 def test_runs_of_another_model_or_on_several_machines_are_predicted_as_well(name: str) -> None:
     left_out = fitted.predict_left_out(fitted.fitting(name), lambda point: point.model)
     ratios = [ratio for point, ratio in left_out if not published.is_own(point)]
-    assert published.rms(ratios) <= UNSEEN
+    assert published.rms(ratios) <= UNSEEN[name]
     others = [point for point in published.timed(published.points())
               if point.incomparable == published.SEVERAL and point.architecture == name
               and point.framework.startswith("PyTorch")]  # fmt: skip
     assert len(others) >= 30
-    assert published.rms(point.time_ratio for point in others) <= SENDING
+    assert published.rms(point.time_ratio for point in others) <= SENDING[name]
 
 
 def test_a_run_on_two_machines_is_between_all_sending_hidden_and_none() -> None:
