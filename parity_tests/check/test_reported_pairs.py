@@ -419,7 +419,7 @@ def test_a_warm_up_that_is_subtracted_twice_is_found_behind_the_curve(tmp_path: 
     assert check(tmp_path, right, ends).verdict == "equal"
     (root,) = check(tmp_path, right, wrong).roots
     assert root.rung == "4" and root.entry == "schedule of the learning rate"
-    assert root.cause.startswith("from update 10 on, 0.9999")
+    assert root.cause.startswith("from update 10 on, another rate: there 0.9999")
 
 
 TWICE = (

@@ -127,19 +127,21 @@ def lacks_epsilon_alone(root: Root) -> bool:
 
 
 def _rates_alone(root: Root) -> Cause | None:
-    """Finds one ratio of all tensors' updates from a step on, in a run of the optimizer alone."""
+    """Finds one ratio of all tensors' updates in a step, in a run of the optimizer alone."""
     first = int(root.spots[0].where.rpartition("step ")[2].split()[0])
     known = [(s.theirs, s.ours) for s in root.spots if s.theirs is not None and s.ours is not None]
     shifts = {_shift(list(theirs), list(ours)) for theirs, ours in known}
     if len(shifts) == 1 and (shift := shifts.pop()):
         return _one_step_off(shift)
-    ratios = [ours[at] / theirs[at] for theirs, ours in known
-              for at in range(first, len(theirs)) if theirs[at]]  # fmt: skip
+    ratios = [float(ours[first] / theirs[first]) for theirs, ours in known if theirs[first]]
     same = bool(ratios) and np.allclose(ratios, ratios[0], rtol=ONE)
     if not same or abs(ratios[0] - 1) <= ONE:
         return None
-    return Cause("schedule of the learning rate",
-                 f"from update {first + 1} on, {ratios[0]:.6g} times the reference's rate",
+    stays = all(np.allclose(ours[first:], ratios[0] * theirs[first:], rtol=ONE)
+                for theirs, ours in known)  # fmt: skip
+    rate = f"{ratios[0]:.6g} times the reference's"
+    said = f"{rate} rate" if stays else f"another rate: there {rate}"
+    return Cause("schedule of the learning rate", f"from update {first + 1} on, {said}",
                  "let the schedule go on and end as the reference's does")  # fmt: skip
 
 
