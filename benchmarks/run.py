@@ -1,7 +1,7 @@
-"""`python -m benchmarks.run NAME`: runs a suite, each job in a process of its own.
+"""`python -m benchmarks.run NAME`: runs a suite, each job in a separate process.
 
-Rows that are in the file are not measured again, so that what was interrupted goes on where it
-stopped. At the end the tables that the rows make stand beside them, in FILE.md.
+A row that is in the file is not measured again, so an interrupted suite resumes. At the end the
+tables are in FILE/report.md, without the suffix of FILE.
 """
 
 import signal

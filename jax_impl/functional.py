@@ -1,7 +1,7 @@
 """Kernels of `torch.nn.functional` in JAX: the same names, arguments and roundings.
 
-`jax.checkpoint` keeps only the inputs of RMSNorm and activations, as torch's kernels do, in every
-remat mode: it costs no matmul. With prevent_cse=False XLA may keep the result all the same.
+In every remat mode `jax.checkpoint` saves only the inputs of RMSNorm and activations, as torch's
+kernels do; their recomputation has no matmul. With prevent_cse=False XLA may save the result too.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .remat import AFFINE
 
-Product = Callable[[Array, Array, Array | None], Array]  # of rows, a weight and a bias or None
+Product = Callable[[Array, Array, Array | None], Array]  # rows, weight, bias or None
 
 
 def linear(x: Array, weight: Array, bias: Array | None) -> Array:
@@ -25,11 +25,13 @@ def linear(x: Array, weight: Array, bias: Array | None) -> Array:
 def affine_by(
     multiply: Callable[..., Array], of_rows: Callable[..., Array] | None = None
 ) -> Product:
-    """Computes rows @ weight + bias in the bias's dtype and rounds once, as a GEMM's epilogue does.
+    """Returns a function for rows @ weight + bias: summed in at least float32, rounded once.
+
+    A GEMM with a bias epilogue rounds so.
 
     Args:
-        multiply: `jnp.matmul`, or what stands in for it.
-        of_rows: the same for the weight's gradient, a sum over the rows.
+        multiply: `jnp.matmul` or a replacement.
+        of_rows: multiplies for the weight's gradient, a sum over the rows; None: `multiply`.
     """
     of_rows = of_rows or multiply
 
@@ -51,7 +53,7 @@ def affine_by(
         if no_bias is None:
             return dx, dweight, None
         wide = jnp.promote_types(dy.dtype, jnp.float32)
-        dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # which float16 can overflow, as in torch
+        dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # may overflow float16, as in torch
         return dx, dweight, dbias.astype(no_bias.dtype)
 
     affine.defvjp(forward, backward)
@@ -70,7 +72,7 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
 def layer_norm_forward(
     x: Array, weight: Array, bias: Array | None, eps: float
 ) -> tuple[Array, tuple]:
-    """Returns the norm, and the residuals of its backward pass."""
+    """Returns the normalized rows, and what the backward pass needs."""
     mean, variance = moments(x)
     rstd = jax.lax.rsqrt(variance + eps)
     y = (x - mean) * rstd * weight
@@ -99,10 +101,12 @@ def moments(x: Array) -> tuple[Array, Array]:
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Divides rows (..., D) by their root mean square, and multiplies them by weight (D,)."""
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps) * weight
 
 
 def gelu(x: Array, approximate: str) -> Array:
+    """Computes GELU by tanh ("tanh") or by erf ("none"), as torch names the two forms."""
     return widely(partial(jax.nn.gelu, approximate=approximate == "tanh"), x)
 
 
@@ -111,7 +115,7 @@ def silu(x: Array) -> Array:
 
 
 def widely(function: Callable[[Array], Array], x: Array) -> Array:
-    """Applies a function in at least float32, rounds once, and saves only x for backward."""
+    """Computes a function in at least float32, rounds once, and saves only x for backward."""
 
     def kernel(x: Array) -> Array:
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
@@ -121,7 +125,7 @@ def widely(function: Callable[[Array], Array], x: Array) -> Array:
 
 @jax.custom_vjp
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Computes the losses (...) of logits (..., V) and targets (...), in float32 inside."""
+    """Computes the losses (...) of logits (..., V) and targets (...) in at least float32."""
     return _cross_entropy_forward(logits, targets)[0]
 
 

@@ -149,7 +149,7 @@ def attend(
     `--attention reference` selects it; `extra/attention.py` has the other kernels.
     """
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
-    # The queries, (B, t, H, K) with t <= T, are those of the last t positions.
+    # There may be fewer queries than keys: (B, t, H, K), t <= T, of the last t positions.
     (_, t, heads, d_head), s = q_BTHK.shape, k_BTGK.shape[1]
     k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     scores_BHTT = einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(policy.output_dtype)
@@ -274,8 +274,8 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     """Maps a batch of tokens (B, T) to logits (B, T, V) in the head's compute dtype.
 
-    Activations inside are rows (R, D) with R = B T.
-    So a weight's gradient is a plain matmul: docs/decisions/0007.
+    Activations inside are rows (R, D) with R = B T, so that a weight's gradient is a plain matmul
+    (docs/decisions/0007).
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:

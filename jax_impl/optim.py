@@ -23,17 +23,16 @@ Norms = Callable[[Any], Array]  # gradients -> the norm of each tensor (P,)
 def optimizer(
     config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
 ) -> optax.GradientTransformationExtraArgs:
-    """Puts clipping and AdamW behind `do_step`, inside `optax.MultiSteps` if accum > 1.
+    """Returns clipping and AdamW behind a condition, inside `optax.MultiSteps` if accum > 1.
 
     Call update(gradient of loss / N, state, params, do_step=...) once for each micro-batch.
+    `do_step` must be false before a window's last micro-batch. While it is false, only the
+    accumulator changes.
 
     Args:
         decay_mask: parameter -> whether weight decay applies.
         param_dtype: the dtype of parameters, moments and accumulated gradients.
         norms: computes the norm of each tensor, which `ClipState` keeps for the log.
-
-    `do_step` must be false before a window's last micro-batch. While it is false only the
-    accumulator changes.
     """
     inner = optax.transforms.conditionally_mask(
         adamw(config, decay_mask, param_dtype, norms),
@@ -53,7 +52,7 @@ def optimizer(
 def adamw(
     config: OptimConfig, decay_mask: dict[str, bool], param_dtype: str, norms: Norms
 ) -> optax.GradientTransformation:
-    """Chains clipping and AdamW; the learning rates come from the table of both twins."""
+    """Chains clipping and AdamW; the twins share the table of learning rates."""
     dtype = jnp.promote_types(param_dtype, jnp.float32)
     rates = jnp.asarray(learning_rates(config).astype(dtype))  # cast in numpy: nothing to compile
     return optax.chain(

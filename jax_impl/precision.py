@@ -56,13 +56,14 @@ def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool |
 
     By default XLA may keep float32 between bfloat16 operations. That is off under strict numerics,
     because torch rounds there, and on GPUs and TPUs, where it would write float32 to memory. On a
-    GPU strict numerics keep two products of one operand apart: merged, they have another kernel.
-    In float32 no tensor core multiplies, and XLA would time Triton's kernels for minutes.
+    GPU strict numerics do not merge two products of one operand: the merged one has another kernel.
+    On CUDA float32 does without Triton's matmuls: XLA would time them for minutes, and they have no
+    tensor cores there.
     """
     options: dict[str, bool | str | int] = {}
     if platform == "cpu" and "bfloat16" in config.computes and jax.__version_info__ >= (0, 11):
-        # XLA leaves some products in bfloat16 for YNNPACK. Those that YNNPACK does not take would
-        # be summed in bfloat16: docs/precision.md
+        # XLA leaves some products in bfloat16 for YNNPACK. If YNNPACK then does not take one, it
+        # is summed in bfloat16: docs/precision.md
         options["xla_cpu_experimental_ynn_fusion_type"] = ""
     if config.strict or platform != "cpu":
         options["xla_allow_excess_precision"] = False

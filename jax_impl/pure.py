@@ -1,4 +1,4 @@
-"""The state of a pure step, and the model as a function of its parameters."""
+"""The state of a step without side effects, and the model as a function of its parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class PureGPT:
         self.variables = {".".join(map(str, p)): (p, x) for p, x in nnx.to_flat_state(state)}
         params = {name: x for name, (_, x) in self.variables.items() if isinstance(x, nnx.Param)}
         self.shapes = {n: jax.ShapeDtypeStruct(x.shape, param_dtype) for n, x in params.items()}
-        # Variables that are no parameters: features of extra/ have some. Zeros unless given.
+        # Other variables, which only features of extra/ have; zeros unless given.
         self.others = {name: x for name, (_, x) in self.variables.items() if name not in params}
 
     def __call__(self, params: Params) -> GPT:
@@ -74,7 +74,7 @@ def jit_method(function: Callable) -> Callable:
 def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Any]:
     """Scans `body(carry, (micro_step, batch))` over the micro-batches of a window (N, B, T).
 
-    Returns the last carry, and what the body gives beside it, such as losses (N,).
+    Returns the last carry, and the body's second results stacked, such as losses (N,).
     """
     n = window.tokens.shape[0]
     if n == 1:

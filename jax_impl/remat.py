@@ -18,7 +18,7 @@ from lockstep.model.segments import segments
 Layer = Callable[[Any, Any, Array], Array]  # (block, layer index, x) -> x
 
 # Weight matmuls have no batch dimension, attention's have one. A matmul with a bias is a custom_vjp
-# (functional.affine), and no policy sees inside it: it is saved by this name of its output.
+# (functional.affine), into which no policy looks: its output has this name, and is saved by it.
 AFFINE = "affine"
 save_dots = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

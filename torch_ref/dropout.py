@@ -1,8 +1,8 @@
 """Dropout whose masks are a pure function of (seed, step, micro-step, layer, site).
 
-Under strict numerics the masks are those of `jax.random.bernoulli`, drawn by the same generator:
-dropout is then part of the parity claim. Under fast numerics torch's own dropout is used, seeded
-once a micro-step, so that a resumed run repeats itself.
+Under strict numerics the masks are those of `jax.random.bernoulli`, drawn by the same generator, so
+that the twins can be compared. Under fast numerics torch's own dropout is used, seeded once a
+micro-step, so that a resumed run draws the same masks.
 """
 
 import torch
@@ -18,7 +18,7 @@ class Dropout:
 
     def __init__(self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool) -> None:
         self.rate, self.strict = rate, strict
-        key = (0, seed)  # as `jax.random.key` has it
+        key = (0, seed)  # the bits of `jax.random.key(seed)`
         self.key = fold_in(fold_in(key, step), micro_step)
         if rate and not strict:
             seed_torch(self.key)
@@ -55,7 +55,8 @@ def bernoulli(
 ) -> Tensor:
     """Computes `jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry.
 
-    start: where these elements begin in those of the whole batch.
+    Args:
+        start: the index of the first element in the whole batch.
     """
     count = torch.arange(start, start + shape.numel(), dtype=torch.int64, device=device)
     high, low = threefry2x32(key, count >> 32, count & MASK32)

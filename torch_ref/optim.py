@@ -27,7 +27,7 @@ def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW without its methods' decorators, which import the compiler: a second of CPU time."""
+    """torch's AdamW without its decorators, which import the compiler: a second of CPU time."""
 
     add_param_group = unwrap(torch.optim.AdamW.add_param_group)
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))

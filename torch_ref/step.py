@@ -40,7 +40,7 @@ class Trainer:
         self.optimizer = adamw(model, config.optim)
         self.rates = learning_rates(config.optim)
         self.scaler = grad_scaler(config.precision, device)
-        self.steps = self.updates = 0  # attempted, and not skipped
+        self.steps = self.updates = 0  # attempted steps; those that were not skipped
 
     @property
     def params(self) -> dict[str, nn.Parameter]:

@@ -3,7 +3,7 @@
     python examples/minimal/train_jax.py --policy bf16
 
 On an Intel Xeon with AMX: validation loss 5.3833 -> 2.2267 nats a byte after 300 steps.
-train_torch.py is the same in PyTorch, whose clipping divides by norm + 1e-6: optax has no 1e-6.
+train_torch.py does the same in PyTorch, which clips by norm + 1e-6; optax clips by the norm.
 Shapes: B batch, T time, D width, F 4 D, H heads, K width of a head, V vocabulary, N micro-batches.
 """
 
@@ -23,7 +23,7 @@ from jax import Array
 
 Params = Any  # nested dicts and lists of arrays
 POLICIES = {
-    "fp64": jmp.get_policy("float64"),  # to compare programs by: only their bugs are left
+    "fp64": jmp.get_policy("float64"),  # to compare programs: a difference is then a bug
     "fp32": jmp.get_policy("float32"),
     "bf16": jmp.get_policy("params=float32,compute=bfloat16,output=float32"),
     "fp16": jmp.get_policy("params=float32,compute=float16,output=float32"),
@@ -46,13 +46,13 @@ class Config(NamedTuple):  # each field is a flag: --policy fp16 --width 256
 
 
 def draw_window(config: Config, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """int32 (N, B, T+1): a row's first T bytes are the tokens, its last T the targets."""
+    """Returns int32 (N, B, T+1): a row's first T bytes are tokens, its last T are targets."""
     starts = rng.integers(len(text) - config.context, size=(config.accum, config.batch_size, 1))
     return text[starts + np.arange(config.context + 1)].astype(np.int32)
 
 
 def init_params(config: Config, rng: np.random.Generator) -> Params:
-    """GPT-2's: normal, 0.02 wide; less where a block adds to the residual stream."""
+    """GPT-2's: normal with deviation 0.02, less in layers that add to the residual stream."""
     d, small = config.width, 0.02 / math.sqrt(2 * config.layers)
     norm = {"weight": np.ones(d), "bias": np.zeros(d)}
 
@@ -107,7 +107,7 @@ def gpt(config: Config, params: Params, tokens_BT: Array) -> Array:
     """Tokens (B, T) -> logits (B, T, V)."""
     policy = POLICIES[config.policy]
     x_BTD = params["embed"][tokens_BT] + params["position"][: tokens_BT.shape[1]]
-    # A block's input is kept, and its inside is computed again in the backward pass.
+    # Only a block's input is kept; the backward pass computes the block again.
     run = jax.checkpoint(block, static_argnums=0) if config.remat else block
     for p in params["blocks"]:
         x_BTD = run(config, p, x_BTD)
@@ -124,12 +124,12 @@ def mean_loss(config: Config, params: Params, batch: Array) -> Array:
 def make_optimizer(
     config: Config, params: Params, rate: optax.Schedule, clip: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW of accumulated gradients. Matrices decay; norms, biases and embeddings do not."""
+    """AdamW on accumulated gradients. Matrices decay; norms, biases and embeddings do not."""
     decays = jax.tree.map(lambda p: p.ndim == 2, params) | {"embed": False, "position": False}
     adamw = optax.adamw(rate, 0.9, 0.95, weight_decay=0.1, mask=decays)
     chain = optax.chain(optax.snapshot("grad_norm", optax.tree.norm), clip, adamw)
-    # MultiSteps runs its optimizer on every micro-batch, and keeps the result of a window's last.
-    # The condition saves that work, and under fp16 it skips a window with an infinite gradient.
+    # MultiSteps calls its optimizer for every micro-batch, and uses the result of a window's last.
+    # The condition skips the other calls and, under fp16, a window with an infinite gradient.
     chain = optax.transforms.conditionally_mask(chain, lambda _, do_step: do_step, True)
     dtype = POLICIES[config.policy].param_dtype  # MultiSteps' default is float32, in fp64 too
     steps = optax.MultiSteps(chain, config.accum, use_grad_mean=False, accumulator_dtype=dtype)
@@ -147,7 +147,7 @@ def train_step(config: Config, optimizer: Any, state: Any, window: Array) -> tup
             return loss_scale.scale(mean_loss(config, params, batch) / config.accum)
 
         loss, grads = loss_scale.unscale(jax.value_and_grad(scaled_loss)(params))
-        if config.policy == "fp16":  # an infinity would stay in MultiSteps' accumulator as NaN
+        if config.policy == "fp16":  # MultiSteps' accumulator would turn an infinity into NaN
             finite &= jmp.all_finite(grads)
             grads = jmp.select_tree(finite, grads, jax.tree.map(jnp.zeros_like, grads))
         do_step = finite & (i == config.accum - 1)
@@ -167,7 +167,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(value), default=value, choices=choices.get(name))
     config = Config(**vars(parser.parse_args()))
     jax.config.update("jax_enable_x64", config.policy == "fp64")
-    # Python's standard library, a token a byte. Its last tenth is for validation.
+    # Python's standard library; each byte is a token. The last tenth is for validation.
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
     train, val = np.split(text, [len(text) * 9 // 10])
@@ -175,7 +175,7 @@ def main() -> None:
     held_out = np.concatenate([draw_window(config, val, rng) for _ in range(20)])
     params = init_params(config, rng)
     loss_scale = jmp.NoOpLossScale()
-    if config.policy == "fp16":  # whose smallest number, 6e-8, is larger than many gradients
+    if config.policy == "fp16":  # many gradients are below its smallest number, 6e-8
         loss_scale = jmp.DynamicLossScale(jnp.float32(2**16))
     rate = optax.warmup_cosine_decay_schedule(0, config.lr, config.steps // 10, config.steps)
     optimizer = make_optimizer(config, params, rate, optax.clip_by_global_norm(config.clip))
@@ -192,7 +192,7 @@ def main() -> None:
     tokens = val[: config.context].tolist()
     for _ in range(300):
         logits_V = np.asarray(logits_of(state[0], np.array([tokens[-config.context :]]))[0, -1])
-        tokens.append(np.argmax(logits_V + rng.gumbel(size=config.vocab)))  # a draw from a softmax
+        tokens.append(np.argmax(logits_V + rng.gumbel(size=config.vocab)))  # draws from the softmax
     print(bytes(tokens[config.context :]).decode(errors="replace"))
 
 

@@ -4,7 +4,7 @@
 
 On an Intel Xeon with AMX: validation loss 5.2789 -> 2.2642 nats a byte after 300 steps.
 
-train_jax.py is the same program in JAX: a diff of the two shows each part beside the other.
+train_jax.py is the same program in JAX: read the two side by side.
 Shapes: B batch, T time, D width, F 4 D, H heads, K width of a head, V vocabulary, N micro-batches.
 """
 
@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 POLICIES = {  # dtypes of the parameters and of matrix products
-    "fp64": (torch.float64, torch.float64),  # to compare programs by: only their bugs are left
+    "fp64": (torch.float64, torch.float64),  # to compare programs: a difference is then a bug
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.float32, torch.bfloat16),
     "fp16": (torch.float32, torch.float16),
@@ -46,7 +46,7 @@ class Config(NamedTuple):  # each field is a flag: --policy fp16 --width 256
 
 
 def draw_window(config: Config, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """int32 (N, B, T+1): a row's first T bytes are the tokens, its last T the targets."""
+    """Returns int32 (N, B, T+1): a row's first T bytes are tokens, its last T are targets."""
     starts = rng.integers(len(text) - config.context, size=(config.accum, config.batch_size, 1))
     return text[starts + np.arange(config.context + 1)].astype(np.int32)
 
@@ -82,7 +82,7 @@ class GPT(nn.Module):
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         x_BTD = self.embed(tokens_BT) + self.position.weight[: tokens_BT.shape[1]]
         for block in self.blocks:
-            # A block's input is kept, and its inside is computed again in the backward pass.
+            # Only a block's input is kept; the backward pass computes the block again.
             x_BTD = checkpoint(block, x_BTD, use_reentrant=False) if self.remat else block(x_BTD)
         logits_BTV = F.linear(self.norm(x_BTD), self.embed.weight)
         if targets_BT is None:
@@ -91,7 +91,7 @@ class GPT(nn.Module):
 
 
 def init_params(config: Config, model: GPT) -> None:
-    """GPT-2's: normal, 0.02 wide; less where a block adds to the residual stream."""
+    """GPT-2's: normal with deviation 0.02, less in layers that add to the residual stream."""
     small = 0.02 / math.sqrt(2 * config.layers)
     for name, p in model.named_parameters():
         if p.ndim == 2:
@@ -103,7 +103,7 @@ def init_params(config: Config, model: GPT) -> None:
 def mean_loss(config: Config, model: nn.Module, batch: Tensor) -> Tensor:
     """Mean cross-entropy of (B, T+1) tokens, in nats."""
     param, compute = POLICIES[config.policy]
-    # Casts what matrix products take; norms, softmax and loss stay in float32.
+    # Casts the inputs of matrix products; norms, softmax and loss stay in float32.
     with torch.autocast(batch.device.type, compute, enabled=compute != param):
         return model(batch[:, :-1], batch[:, 1:])
 
@@ -143,9 +143,9 @@ def train_step(
         loss = mean_loss(config, model, batch) / config.accum
         scaler.scale(loss).backward()  # adds to .grad
         losses.append(loss.detach())
-    scaler.unscale_(optimizer)  # first: the norm is to be that of the true gradient
+    scaler.unscale_(optimizer)  # before clipping, which needs the true gradient's norm
     norm = clip_grad_norm_(model.parameters(), config.clip)
-    scaler.step(optimizer)  # does nothing if any gradient of the window is infinite
+    scaler.step(optimizer)  # does nothing if a gradient is infinite or NaN
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return torch.stack([torch.stack(losses).sum(), norm])
@@ -159,7 +159,7 @@ def main() -> None:
     config = Config(**vars(parser.parse_args()))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     place = partial(torch.tensor, dtype=torch.int64, device=device)
-    # Python's standard library, a token a byte. Its last tenth is for validation.
+    # Python's standard library; each byte is a token. The last tenth is for validation.
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
     train, val = np.split(text, [len(text) * 9 // 10])
@@ -167,7 +167,7 @@ def main() -> None:
     held_out = np.concatenate([draw_window(config, val, rng) for _ in range(20)])
     model = GPT(config).to(device, POLICIES[config.policy][0])
     init_params(config, model)
-    # float16's smallest number, 6e-8, is larger than many gradients.
+    # Many gradients are below float16's smallest number, 6e-8.
     scaler = torch.amp.GradScaler(device, enabled=config.policy == "fp16")
     optimizer, updates = make_optimizer(model), 0
     loss_of = torch.no_grad()(partial(mean_loss, config))
@@ -176,7 +176,7 @@ def main() -> None:
         window, rate = place(draw_window(config, train, rng)), learning_rate(config, updates)
         scale = scaler.get_scale()
         metrics = train_step(config, model, optimizer, scaler, window, rate)
-        updates += scaler.get_scale() >= scale  # it is smaller after an update that was skipped
+        updates += scaler.get_scale() >= scale  # the scale shrinks when it skips an update
         if done == 1 or done % 50 == 0:
             loss, norm = metrics.tolist()
             print(f"step {done}: loss {loss:.4f}, gradient norm {norm:.2f}")
@@ -185,7 +185,7 @@ def main() -> None:
     tokens = val[: config.context].tolist()
     for _ in range(300):
         logits_V = model(place([tokens[-config.context :]]))[0, -1].detach().float().cpu().numpy()
-        tokens.append(np.argmax(logits_V + rng.gumbel(size=config.vocab)))  # a draw from a softmax
+        tokens.append(np.argmax(logits_V + rng.gumbel(size=config.vocab)))  # draws from the softmax
     print(bytes(tokens[config.context :]).decode(errors="replace"))
 
 
