@@ -1,13 +1,13 @@
 # make setup   a virtual environment in .venv with pinned versions
 # make train   set-up and the main job
-# make quick   a minute of tests, for after each change; says at its end what it ran
+# make quick   tests to run after each change; the last lines say what ran
 # make test    set-up and the checks: ruff, mypy, the test suite
 # make gate    whether the working tree trains the same bits as COMMIT (default: HEAD) did
 # make test-rest  what make test leaves out for its time: several devices, other pairs ...
-# make test-cuda  what both programs do on CUDA devices that are not here; 2 GB in .venv-aot
-# make test-tpu   what our JAX step does on TPUs that are not here; .venv-tpu
+# make test-cuda  both programs, compiled or traced for absent CUDA devices; 2 GB in .venv-aot
+# make test-tpu   the JAX step, compiled for absent TPUs; .venv-tpu
 # make test-pages  the pages in a browser, chromium or chrome, if one is installed
-# make finetune  a small Llama, from end to end (docs/finetune.md): a minute
+# make finetune  fine-tunes a small Llama from end to end (docs/finetune.md): a minute
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -25,9 +25,7 @@ def linear(x: Array, weight: Array, bias: Array | None) -> Array:
 def affine_by(
     multiply: Callable[..., Array], of_rows: Callable[..., Array] | None = None
 ) -> Product:
-    """Returns a function for rows @ weight + bias: summed in at least float32, rounded once.
-
-    A GEMM with a bias epilogue rounds so.
+    """Returns a function for rows @ weight + bias, which rounds once, as a GEMM's epilogue does.
 
     Args:
         multiply: `jnp.matmul` or a replacement.

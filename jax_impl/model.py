@@ -274,8 +274,7 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     """Maps a batch of tokens (B, T) to logits (B, T, V) in the head's compute dtype.
 
-    Activations inside are rows (R, D) with R = B T, so that a weight's gradient is a plain matmul
-    (docs/decisions/0007).
+    Activations inside are rows (R, D), R = B T: a weight's gradient is one matmul (decision 7).
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:

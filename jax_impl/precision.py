@@ -57,8 +57,7 @@ def compiler_options(config: PrecisionConfig, platform: str) -> dict[str, bool |
     By default XLA may keep float32 between bfloat16 operations. That is off under strict numerics,
     because torch rounds there, and on GPUs and TPUs, where it would write float32 to memory. On a
     GPU strict numerics do not merge two products of one operand: the merged one has another kernel.
-    On CUDA float32 does without Triton's matmuls: XLA would time them for minutes, and they have no
-    tensor cores there.
+    On CUDA float32 does without Triton's matmuls, which XLA would time for minutes.
     """
     options: dict[str, bool | str | int] = {}
     if platform == "cpu" and "bfloat16" in config.computes and jax.__version_info__ >= (0, 11):

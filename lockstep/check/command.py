@@ -42,8 +42,9 @@ def add(commands: Any) -> None:
 def _add_check(commands: Any) -> None:
     sub = commands.add_parser(
         "check",
-        description="Compares two programs of your own, a reference and its port, PyTorch or JAX:\n"
-        "mapping, forward, backward, optimizer and loss curves; names what is wrong.\n"
+        description="Compares your two programs, a reference and its port, in PyTorch or JAX:\n"
+        "forward, backward, optimizer and loss curves. Names where they start to differ,\n"
+        "and the cause if it can compute one.\n"
         "Exit status: 0 equal, 1 different, 2 a mistake, 4 incomplete.",
         epilog="examples:\n  lockstep check ref.py port.py\n  lockstep check ref.trace port.py\n"
         "  lockstep check ref.trace port.trace",
@@ -53,24 +54,24 @@ def _add_check(commands: Any) -> None:
         metavar="REFERENCE",
         help=f"{WHAT} and batch(step), or a trace that `lockstep record` wrote",
     )
-    sub.add_argument("port", metavar="PORT", help=f"{WHAT}, or a trace: then nothing is isolated")
+    sub.add_argument("port", metavar="PORT", help=f"{WHAT}, or a trace: then no rung is isolated")
     _add_python(sub, "--reference-python", "the reference's")
     _add_python(sub, "--python", "the port's")
     _add_common(sub)
-    sub.add_argument("--map", metavar="FILE", help="pair tensors as this file says, which "
+    sub.add_argument("--map", metavar="FILE", help="pair tensors as in this file, which "
                      "--save-map wrote and you edited (default: none)")  # fmt: skip
-    sub.add_argument("--save-map", metavar="FILE", help="put the mapping there (default: not)")
-    sub.add_argument("--html", metavar="FILE", help="put the report there, as a page (default: "
-                     "not)")  # fmt: skip
-    sub.add_argument("--json", metavar="FILE", help="put the report there, as JSON; - prints it in "
-                     "the report's place (default: not)")  # fmt: skip
+    sub.add_argument("--save-map", metavar="FILE", help="write the mapping to FILE (default: not)")
+    sub.add_argument("--html", metavar="FILE", help="write the report to FILE as a page "
+                     "(default: not)")  # fmt: skip
+    sub.add_argument("--json", metavar="FILE", help="write the report to FILE as JSON; - prints it "
+                     "instead of the report (default: not)")  # fmt: skip
     sub.add_argument("--accept", metavar="PLACE=WHAT", action="append", default=[],
-                     help="a known difference: a place of the report with its cause, or with the "
-                     "largest size; may be given again (default: none)")  # fmt: skip
-    sub.add_argument("--initial", action="store_true", help="count initial values that differ as "
-                     "a difference (default: report them beside the verdict)")  # fmt: skip
-    sub.add_argument("--no-trace-cache", action="store_true", help="record the reference anew, and "
-                     "keep no trace of it in the user's cache (default: off)")  # fmt: skip
+                     help="list a known difference separately: a place in the report, and its "
+                     "cause or largest size; repeat the flag for more (default: none)")  # fmt: skip
+    sub.add_argument("--initial", action="store_true", help="let different initial values "
+                     "change the verdict (default: report them beside it)")  # fmt: skip
+    sub.add_argument("--no-trace-cache", action="store_true", help="run the reference even if its "
+                     "trace is kept, and keep none (default: off)")  # fmt: skip
     sub.set_defaults(command=_check)
 
 
@@ -84,9 +85,9 @@ def _add_record(commands: Any) -> None:
     sub.add_argument("program", metavar="FILE", nargs="?", help=f"{WHAT} and batch(step)")
     sub.add_argument("-o", "--out", metavar="TRACE", default=None,
                      help="the trace's folder (default: FILE with .trace for .py)")  # fmt: skip
-    sub.add_argument("--like", metavar="TRACE", help="record a port on the weights, batches and "
-                     "gradients of this reference's trace (default: on its own)")  # fmt: skip
-    _add_python(sub, "--python", "its")
+    sub.add_argument("--like", metavar="TRACE", help="record a port with the weights, batches and "
+                     "gradients of its reference's trace (default: with its own)")  # fmt: skip
+    _add_python(sub, "--python", "the program's")
     _add_common(sub)
     sub.add_argument("--export", metavar="FILE", help="write the recorder as one file, which runs "
                      "where Lockstep is not installed (default: not)")  # fmt: skip
@@ -99,14 +100,14 @@ def _add_python(sub: Any, flag: str, whose: str) -> None:
 
 
 def _add_common(sub: Any) -> None:
-    add_number(sub, "--seed", 0, "given to build")
-    add_number(sub, "--steps", 20, "of the loss curve")
+    add_number(sub, "--seed", 0, "the argument of build")
+    add_number(sub, "--steps", 20, "optimizer steps of the loss curve")
     sub.add_argument("--own-precision", action="store_true", help="run the programs in the "
-                     "precision in which they are written, such as autocast, and judge them by "
-                     "their own noise (default: in float64)")  # fmt: skip
-    sub.add_argument("--forward", action="store_true", help="run the forward pass alone, in the "
+                     "precision in which they are written, autocast included, and take their "
+                     "own noise as the bound (default: in float64)")  # fmt: skip
+    sub.add_argument("--forward", action="store_true", help="run only the forward pass, in the "
                      "precision in which the programs are written: for models of billions of "
-                     "parameters (default: gradients and updates, too)")  # fmt: skip
+                     "parameters (default: also gradients and updates)")  # fmt: skip
     add_device(sub, "where the programs run")
 
 

@@ -13,13 +13,13 @@ from lockstep.flags import Parser
 COMMANDS = {  # name: its module, what it is for
     "check": ("lockstep.check.command", "is your port right, and if not, what is wrong?"),
     "record": ("lockstep.check.command", "record a reference for `lockstep check`"),
-    "mcp": ("lockstep.check.command", "serve agents: check, record, and explain a cause"),
+    "mcp": ("lockstep.check.command", "serve check, record and explain to agents, by MCP"),
     "sample": ("lockstep.cli.sample", "write text with a run's checkpoint"),
-    "runs": ("lockstep.monitor.runs", "list runs, compare two, delete what nobody needs"),
+    "runs": ("lockstep.monitor.runs", "list runs, compare two, delete old ones"),
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),
     "batch": ("lockstep.monitor.batch", "what a step was trained on, decoded, with its masks"),
     "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
-    "export": ("lockstep.cli.export", "write a run's weights as Hugging Face has them"),
+    "export": ("lockstep.cli.export", "write a run's weights: safetensors, ONNX, StableHLO"),
     "doctor": (
         "lockstep.doctor.command",
         "which policies run on this machine, and what is misconfigured?",
@@ -30,7 +30,7 @@ COMMANDS = {  # name: its module, what it is for
     ),
     "compile": (
         "lockstep.compile.command",
-        "what does a training step do on a GPU that is not here?",
+        "what does a training step do on a GPU or TPU that you do not have?",
     ),
     "curves": ("lockstep.cli.instruments", "do two programs train the same curve, up to rounding?"),
     "power": ("lockstep.cli.instruments", "detection rate: which rung catches which planted bug?"),
@@ -54,7 +54,8 @@ def _main(argv: Sequence[str]) -> int:
 
 def lockstep_parser(argv: Sequence[str] = ()) -> Parser:
     """Builds a parser of all command names, with the flags of the given command only."""
-    parser = Parser(prog="lockstep", description="Instruments for a pair of twins.")
+    about = "Checks ports between PyTorch and JAX; plans and compares training runs."
+    parser = Parser(prog="lockstep", description=about)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     asked, _ = COMMANDS.get(argv[0] if argv else "", ("", ""))
     if asked:

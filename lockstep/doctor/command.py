@@ -18,15 +18,15 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     sub = add_command(
         commands, "doctor", _doctor,
-        "Asks each framework, in a process of its own, what it sees. Reports which\n"
-        "policies are native here, emulated (in other arithmetic) or unsupported, the\nproblems "
-        "and their remedies. Exit status 1 if something cannot work.",
+        "Asks each framework, in a separate process, for devices and libraries. Reports\n"
+        "which policies are native here, emulated (in other arithmetic) or unsupported,\n"
+        "problems and remedies. Exit status 1 if something cannot work.",
         "lockstep doctor --policy bf16",
     )  # fmt: skip
-    about = "can this one run? Exit status 1 if it is unsupported in a framework; that it is "
-    add_text(sub, "--policy", "NAME|SPEC", f"{about}emulated is a warning (default: not asked)")
-    add_text(sub, "--framework", "|".join(twin.MODULES), "ask this one alone (default: both)")
-    add_switch(sub, "--json", "print all of it as JSON")
+    about = "whether this one runs: exit status 1 if a framework does not support it; "
+    add_text(sub, "--policy", "NAME|SPEC", f"{about}emulation is a warning (default: not asked)")
+    add_text(sub, "--framework", "|".join(twin.MODULES), "ask only this one (default: both)")
+    add_switch(sub, "--json", "print the report as JSON")
 
 
 def _doctor(given: argparse.Namespace) -> int:

@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
     sub = add_command(
         commands, "plan", _plan,
         "Predicts memory and time of a training step for each policy and remat mode,\n"
-        "and recommends one. Asks no framework; --measure times the best three here.\n"
-        "A CPU's are not predicted: --measure alone.",
+        "and recommends one. Imports no framework; --measure times the best three here.\n"
+        "A CPU is not predicted; it needs --measure.",
         "lockstep plan --model gpt2 --device h200",
         "lockstep plan --model DIR --device a100-80 --tokens 1e9 --price 1.8",
         "lockstep plan --model 1b --device h100 --devices 16 --inter 25",
@@ -52,29 +52,29 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     add = partial(add_optional, sub)
     links = "|".join(world.NAMES)
-    add("--model", "NAME", f"{', '.join(PRESETS)}; a folder as the trainers' --init takes it; or a "
+    add("--model", "NAME", f"{', '.join(PRESETS)}; a folder as for the trainers' --init; or a "
         "Hugging Face config.json", required=True)  # fmt: skip
     add("--device", "NAME", ", ".join([*devices.DEVICES, here.CPU]), required=True)
     add("--memory", "GB", "the device's memory (default: its data sheet's)", float)
     add("--context", "T", "tokens a sequence (default: the model's)", int)
-    add("--tokens-per-step", "N", f"of an optimizer step (default: {TOKENS[0]}; from "
+    add("--tokens-per-step", "N", f"tokens in an optimizer step (default: {TOKENS[0]}; from "
         f"{LARGE // 10**6} M parameters {TOKENS[1]}; on a CPU one micro-batch)", int)  # fmt: skip
     add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; on a CPU "
         f"{here.ROWS})", int)  # fmt: skip
     for name, known in (("policy", recommend.CANDIDATES), ("remat", recommend.REMAT)):
-        add(f"--{name}", "NAMES", f"of {','.join(known)}: these alone (default: all)")
-    add("--loss-chunks", "N|auto", "of head and loss, as trainers take them (default: chosen)")
-    add("--tokens", "X", "of the whole run: how many days? (default: not asked)", float)
-    add("--price", "X", "of the device for an hour, in any unit: what does the run cost? "
+        add(f"--{name}", "NAMES", f"consider only these of {','.join(known)} (default: all)")
+    add("--loss-chunks", "N|auto", "chunks of head and loss, as in the trainers (default: chosen)")
+    add("--tokens", "X", "tokens of the whole run; prints its days (default: not asked)", float)
+    add("--price", "X", "price of the device for an hour, in any unit; prints the run's cost "
         "(default: not asked)", float)  # fmt: skip
-    add("--framework", "|".join(twin.MODULES), "this one alone (default: both)")
+    add("--framework", "|".join(twin.MODULES), "plan only this one (default: both)")
     add_switch(sub, "--measure", "time the best three on this machine")
-    add("--devices", "N", "so many of the device: compare their meshes (default: one)", int)
-    add("--link", links, "between devices of a machine, one direction (default: nvlink where the "
-        "device has it, else pcie)")  # fmt: skip
-    add("--inter", links, "from a device to other machines (default: infiniband, 50)")
+    add("--devices", "N", "compare the meshes of this many devices (default: one)", int)
+    add("--link", links, "rate between devices of a machine, one direction (default: nvlink if "
+        "the device has it, else pcie)")  # fmt: skip
+    add("--inter", links, "rate from a device to other machines (default: infiniband, 50)")
     add("--per-machine", "N", f"devices of a machine (default: {world.PER_MACHINE})", int)
-    add_switch(sub, "--json", "print it as JSON")
+    add_switch(sub, "--json", "print the plan as JSON")
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The JAX ports of the example, each in its own process, by the command."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,29 @@ def test_four_bugs_of_a_jax_port_have_four_causes(
          "next token"),
         ("wte.weight", "wte.weight: LeCun's 1/sqrt(24), for normal(0.02)"),
     ]  # fmt: skip
+
+
+def read_example(page: str) -> list[str]:
+    """Returns the report that a page shows below the command, up to a line of dots."""
+    command = "    $ lockstep check examples/gpt/gpt_torch.py port.py\n"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = text.partition(command)[2].partition("\n\n")[0].splitlines()
+    return [line.removeprefix("    ") for line in lines if line.strip() != "..."]
+
+
+@tier("rest", guard="a tap of a port with these bugs")
+def test_the_pages_show_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    (plant,) = (line for line in page.splitlines() if line.startswith("    $ sed "))
+    port = tmp_path / "port.py"
+    subprocess.run(
+        plant.strip(" $").replace("port.py", str(port)), shell=True, check=True, cwd=ROOT
+    )
+    status, text = run(capsys, str(EXAMPLES / "gpt_torch.py"), str(port))
+    assert status == 1
+    for name, least in (("README.md", 10), ("docs/check.md", 11)):
+        lines = read_example(name)
+        assert len(lines) >= least and text.splitlines()[: len(lines)] == lines, name
 
 
 def test_a_tap_is_blamed_with_what_stands_before_it(
