@@ -98,8 +98,8 @@ def add_number(parser: Any, name: str, default: float, about: str) -> None:
 def add_device(parser: Any, about: str) -> None:
     """Add the --device of a comparison; `kinds.COMPARED` are its choices."""
     parser.add_argument("--device", default="cpu", metavar="|".join(COMPARED),
-                        help=f"{about}; a framework that has none of this kind, and float64 where "
-                        "the kind has none, on the CPU (default: cpu)")  # fmt: skip
+                        help=f"{about}; on the CPU: a framework without devices of this kind, and "
+                        "float64 if the kind has none (default: cpu)")  # fmt: skip
 
 
 def read_device(given: argparse.Namespace, frameworks: Collection[str] = tuple(KINDS)) -> str:

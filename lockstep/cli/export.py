@@ -36,12 +36,12 @@ def add(commands: Any) -> None:
     about = "for transformers, onnxruntime, or JAX without Lockstep"
     add_text(sub, "--format", "|".join(FORMATS), about, "safetensors")
     add_text(sub, "--dtype", "float32|bfloat16|float16|int8",
-             "of the weights; onnx has float32 and int8, stablehlo float32 "
+             "dtype of the weights; onnx has float32 and int8, stablehlo float32 "
              "(default: the run's own; of both: float32)")  # fmt: skip
-    about = "several files, none larger, such as 5GB (default: one)"
+    about = "split into files of at most this size, such as 5GB (default: one file)"
     add_text(sub, "--max-shard-size", "SIZE", about)
     sub.add_argument("--adapters", action="store_true",
-                     help="LoRA's alone, for PEFT (default: merged with the weights)")  # fmt: skip
+                     help="LoRA's matrices only, for PEFT (default: merged weights)")  # fmt: skip
 
 
 def _export(given: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 def _add_curves(commands: Any) -> None:
     sub = add_command(
         commands, "curves", _curves,
-        "Trains A and B, each in a process of its own, also from perturbed weights;\n"
+        "Trains A and B in separate processes, also from perturbed weights;\n"
         "tests whether the gap between the curves stays within their rounding noise.",
         "lockstep curves jax:bf16 torch:bf16",
         argument_default=argparse.SUPPRESS,
@@ -79,9 +79,9 @@ def _add_power(commands: Any) -> None:
         "no such rung there.",
         "lockstep power norm-eps clip-before-unscale", "lockstep power --list",
     )  # fmt: skip
-    sub.add_argument("bugs", metavar="BUG", nargs="*", help="which (default: all)")
+    sub.add_argument("bugs", metavar="BUG", nargs="*", help="a bug's name (default: all)")
     add_switch(sub, "--list", "name the bugs and end")
-    add_switch(sub, "--grade", "how small can the graded bugs be?")
+    add_switch(sub, "--grade", "find the smallest size at which each graded bug is caught")
     _add_device_and_out(sub)
 
 
@@ -96,7 +96,7 @@ def _add_specificity(commands: Any) -> None:
                      f"{', '.join(MACHINES)} (default: all)")  # fmt: skip
     add_number(sub, "--seeds", 20, "seeds of weights and batches for every rung")
     add_number(sub, "--curve-seeds", 50, "seeds for rung 8, the curves")
-    add_text(sub, "--python", "PATH", "of another JAX: one machine more (default: none)")
+    add_text(sub, "--python", "PATH", "another JAX, as one more machine (default: none)")
     _add_device_and_out(sub)
 
 
@@ -111,14 +111,14 @@ def _add_sensitivity(commands: Any) -> None:
     )  # fmt: skip
     add_text(sub, "--policy", "TEXT", "the policy with half precision, or tf32", "bf16")
     sub.add_argument("--framework", default="torch", metavar="|".join([*twin.MODULES, "both"]),
-                     help="which computes (default: torch, which compiles nothing)")  # fmt: skip
+                     help="the twins that compute (default: torch, without compiling)")  # fmt: skip
     add_sections(sub, *SECTIONS, defaults=sensitivity.DEFAULTS)
     _add_device_and_out(sub)
 
 
 def _add_device_and_out(sub: Any) -> None:
     add_device(sub, "where the twins run")
-    add_text(sub, "--out", "FILE", "put the result's rows there, as JSON (default: not)")
+    add_text(sub, "--out", "FILE", "write the rows to FILE as JSON (default: not)")
 
 
 def _power(given: argparse.Namespace) -> int:

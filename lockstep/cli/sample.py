@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     add_number(sub, "--temperature", 0.8, "0 takes the likeliest token each time")
     add_number(sub, "--top-k", 40, "choose among the N likeliest; 0 among all")
     add_number(sub, "--seed", 0, "seed of the choices")
-    add_optional(sub, "--step", "N", "that of this step (default: the newest)", int)
+    add_optional(sub, "--step", "N", "the checkpoint of this step (default: the newest)", int)
     about = "which twin computes (default: the run's own)"
     add_text(sub, "--framework", "|".join(twin.MODULES), about)
     add_text(sub, "--device", "|".join(CHOICES), "where to run", "auto")

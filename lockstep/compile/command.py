@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     sub = add_command(
         commands, "compile", _compile,
-        "Compiles our JAX step for a CUDA device or a TPU that is not here, or\n"
+        "Compiles our JAX step for an absent CUDA device or TPU, or\n"
         "traces our PyTorch step for CUDA: dtypes of its matmuls, attention kernels,\nmemory, "
         "bytes moved. Nothing is run, and nothing is measured. Takes the\ntrainers' own flags.",
         "lockstep compile --device h100 --model gpt2 --batch-size 8",
@@ -41,10 +41,10 @@ def add(commands: Any) -> None:
         argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     add_optional(sub, "--device", "NAME", ", ".join(NAMES), required=True)
-    add_text(sub, "--framework", "|".join(twin.MODULES), "this one alone (default: both)")
+    add_text(sub, "--framework", "|".join(twin.MODULES), "only this one (default: both)")
     add_sections(sub, ModelConfig, PrecisionConfig, OptimConfig, ExecutionConfig)
-    add_switch(sub, "--json", "print it as JSON", default=False)
-    about = "write XLA's text of the compiled step there (default: not)"
+    add_switch(sub, "--json", "print the report as JSON", default=False)
+    about = "write XLA's text of the compiled step to FILE (default: not)"
     add_text(sub, "--hlo", "FILE", about)
 
 

@@ -33,7 +33,7 @@ class ModelConfig:
     vocab: int = flag(256, "tokens in the vocabulary", unit="V", derived="the preset's")
     dropout: float = flag(0.0, "probability of dropping, on the embedding and each sublayer")
     lora_rank: int = flag(
-        0, "LoRA: linear layers get a product of two matrices added, so narrow; only those train"
+        0, "LoRA: adds a product of two matrices of this rank to linear layers; trains only those"
     )
     lora_alpha: float = flag(16.0, "LoRA: that product is multiplied by alpha / rank")
     lora_targets: str = flag(

@@ -52,12 +52,12 @@ class PrecisionConfig:
     formats: str = flag(
         "",
         "modules that compute as under another policy: PATTERN=FORMAT, such as "
-        "blocks.*.mlp=fp8,head=fp32; of several that fit a module the last counts",
+        "blocks.*.mlp=fp8,head=fp32; the last one that matches a module counts",
         derived="none",
     )
-    loss_scale_init: float = flag(2.0**16, "first loss scale, where compute is float16")
+    loss_scale_init: float = flag(2.0**16, "first loss scale; only float16 has one")
     loss_scale_factor: float = flag(2.0, "loss scale grows and backs off by this factor")
-    loss_scale_interval: int = flag(2000, "the scale grows after so many good steps", unit="steps")
+    loss_scale_interval: int = flag(2000, "good steps before the loss scale grows", unit="steps")
 
     @property
     def roles(self) -> Roles:
@@ -161,7 +161,7 @@ class OptimConfig:
         "", "matrices that decay: patterns such as blocks.*.mlp,head", derived="all of them"
     )
     freeze: str = flag(
-        "", "parameters that stay as they are: patterns such as embed,blocks.0,blocks.*.norm1",
+        "", "parameters that are not trained: patterns such as embed,blocks.0,blocks.*.norm1",
         derived="none",
     )  # fmt: skip
     beta1: float = flag(0.9, "Adam's decay of the first moment")
@@ -205,7 +205,7 @@ class ExecutionConfig:
     )
     loss_chunks: str = flag(
         "1",
-        "head and loss over so many chunks of rows, recomputed in the backward pass, so that "
+        "compute head and loss in this many chunks of rows, again in the backward pass, so that "
         "the logits of one chunk alone are in memory; auto: chunks of at most 2**27 logits",
         metavar="N|auto",
     )

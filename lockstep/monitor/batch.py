@@ -29,9 +29,9 @@ def add(commands: Any) -> None:
         "lockstep batch runs/jax-tiny-bf16 120 --micro-batch 1",
     )  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
-    sub.add_argument("step", metavar="STEP", type=reader(int), help="from 1")
-    add_optional(sub, "--micro-batch", "N", "of this one alone, from 1 (default: all)", int)
-    about = "of this device of the mesh alone, from 0 (default: all)"
+    sub.add_argument("step", metavar="STEP", type=reader(int), help="the optimizer step, from 1")
+    add_optional(sub, "--micro-batch", "N", "show only this one, from 1 (default: all)", int)
+    about = "show only this device of the mesh, from 0 (default: all)"
     add_optional(sub, "--rank", "N", about, int)
     add_text(sub, "--tokenizer", "DIR", "a folder with a tokenizer.json (default: the run's)")
 

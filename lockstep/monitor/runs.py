@@ -25,9 +25,9 @@ def add(commands: Any) -> None:
     sub.add_argument("dir", metavar="DIR", nargs="?", default=str(directory.RUNS),
                      help=f"a folder of runs (default: {directory.RUNS})")  # fmt: skip
     sub.add_argument("--compare", metavar=("A", "B"), nargs=2,
-                     help="how two runs' settings differ, and where their losses part; names in "
+                     help="show how two runs' settings and losses differ; names in "
                      "DIR, or paths (default: list)")  # fmt: skip
-    about = "checkpoints older than each run's last good one, but for the best; asks before it "
+    about = "delete checkpoints but each run's best, last good and later ones; asks before it "
     add_switch(sub, "--prune", f"{about}deletes")
     add_switch(sub, "--yes", "--prune deletes without asking")
 
