@@ -42,7 +42,8 @@ def farthest_moment(ours: dict[str, float], theirs: dict[str, float]) -> tuple[f
     if min(both) < 1e-12:  # a constant on one side
         same = means <= 1e-6 * max(abs(ours["mean"]), 1e-3) and max(both) < 1e-12
         drawn = n == 1 and not any(map(_is_round, (ours["mean"], theirs["mean"])))
-        note = f"{_say(ours['mean'], ours['std'])}, reference {_say(theirs['mean'], theirs['std'])}"
+        said = [_say(side, n) for side in (ours, theirs)]
+        note = f"{said[0]}, reference {said[1]}"
         return 0.0 if same or drawn else np.inf, note
     sizes, few = 1 / ours["size"] + 1 / theirs["size"], 1 / (n - 1)
     tail = max(theirs["kurtosis"], 1.5) - 1 if n >= FOR_SHAPE else 2.0  # a normal variable's
@@ -65,5 +66,9 @@ def _is_round(x: float) -> bool:
     return float(64 * x).is_integer()
 
 
-def _say(mean: float, std: float) -> str:
+def _say(moments: dict[str, float], n: int) -> str:
+    """Tells a tensor's only number, its constant, or its spread."""
+    if n == 1:
+        return f"{moments['mean']:.4g}"
+    mean, std = moments["mean"], moments["std"]
     return f"constant {mean:.4g}" if std < 1e-12 else f"standard deviation {std:.4g}"

@@ -58,7 +58,7 @@ def headline(result: Result) -> str:
         return f"INCOMPLETE: {sides}: what was compared agrees, but all gradients are zero"
     roots = len(result.roots)
     more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
-    follow = f" ({more} from them)" if result.echoes else ""
+    follow = f" ({more} from {'them' if roots > 1 else 'it'})" if result.echoes else ""
     return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}{beside}"
 
 
@@ -116,7 +116,9 @@ def figure(root: Root) -> str:
         return f"{len(root.names)} tensor{'s' * (len(root.names) != 1)} without a partner"
     if root.rung == "0" and not math.isfinite(largest.figure):
         constant = sum(not math.isfinite(spot.figure) for spot in root.spots)
-        return f"{constant} of {len(root.spots)} a constant on one side, or another constant"
+        total = len(root.spots)
+        tensors = f"{total} tensor{'s' * (total != 1)}"
+        return f"{tensors}, {constant} of them constant on one side, or another constant"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     unit = " sampling errors" if root.rung == "0" else ""

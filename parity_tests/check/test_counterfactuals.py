@@ -256,7 +256,7 @@ PLANTS = [
           [("a, b, c = ", "b, a, c = ")], ATTENDING),
     Plant("sign", "between mod and mix", "the sine with the other sign",
           [("torch.sin(b)", "torch.sin(b).mul(-1)")], ATTENDING),
-    Plant("rearranged", "between mod and mix", "rolled this way, for rolled the other way, at po",
+    Plant("rearranged", "between mod and mix", "rolled by n, for rolled by -n, at po",
           [("+ c, 1, 1)", "+ c, -1, 1)")], ATTENDING),
     Plant("attention scale", "between k and out",
           "as it is, for a product of two tensors times 1/sqrt(8)",

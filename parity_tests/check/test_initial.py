@@ -39,6 +39,11 @@ def test_another_constant_is_different() -> None:
     assert figure(np.zeros(5), np.zeros(5)) == 0
 
 
+def test_one_number_that_is_drawn_is_no_constant() -> None:
+    zero, drawn = ({**moments(x), "size": 1} for x in (np.zeros(1), np.array([0.2718])))
+    assert farthest_moment(zero, drawn)[1] == "0, reference 0.2718"
+
+
 def test_a_rule_is_named_where_numbers_are_enough_to_tell_it() -> None:
     assert rule_of(0.0968, 3, (3,)) == rule_of(0.021, 60, (60,)) == ""
     assert rule_of(0.0201, 4096, (64, 64)) == "normal(0.02)"
