@@ -20,6 +20,7 @@ STEPS = 3  # of the optimizer, from its start
 SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6, 1e-6)}
 # Of an optimizer that accumulates: one scale for each update, and the steps in which all must end.
 CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
+GOLDEN = (5**0.5 - 1) / 2
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
 PIECE = 1 << 22  # elements of a tensor whose moments are taken at once
 BATCHES = 4  # whose gradients are summed
@@ -159,20 +160,30 @@ def _feed(
 
 
 def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
-    """`alone/N`: by step, the 2-norm of what an optimizer moves a tensor by, always from the same
-    weights and with the same gradients: what changes is its state and its schedule. It ends where
-    a program raises, such as behind the end of a table of rates."""
+    """`varied/N`: by step, the 2-norm of what an optimizer moves a tensor by, always from the same
+    weights and with `factor_of` the same gradients: what changes is its state and its schedule. It
+    ends where a program raises, such as behind the end of a table of rates."""
     take_step = side.begin_alone(weights, grads)
     moved: list[Any] = []
     for step in range(steps):
         try:
-            moved.append(take_step(step))
+            moved.append(take_step(step, factor_of(step)))
         except Mistake:
             if step < STEPS:
                 raise
             break
     rows = np.array(moved)
-    return {f"alone/{name}": rows[:, at] for at, name in enumerate(grads) if moved}
+    return {f"varied/{name}": rows[:, at] for at, name in enumerate(grads) if moved}
+
+
+def factor_of(step: int) -> float:
+    """Returns what the gradients of an optimizer alone are multiplied by: 1 or 1/2, which no format
+    rounds.
+
+    Of equal gradients a variance is nothing but rounding. The two are in the order of the Fibonacci
+    word, which no number of steps repeats: nor are sums of several gradients equal.
+    """
+    return 1.0 if (step + 2) * GOLDEN % 1 < GOLDEN else 0.5
 
 
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:

@@ -157,7 +157,7 @@ class JaxSide(ProgramSide):
             self.run(weights, spec, batch)
             if not self.lacks_optimizer():
                 grads = {name: weights[name] for name in self.model.flat(self.model.params)}
-                self.begin_alone(weights, grads)(0)
+                self.begin_alone(weights, grads)(0, 1.0)
 
     def _trees(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
         dtype = None if self.own else "float64"
@@ -323,15 +323,18 @@ class JaxSide(ProgramSide):
 
         return step
 
-    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], np.ndarray]:
+    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int, float], np.ndarray]:
         """See `TorchSide.begin_alone`."""
         self.begin(weights)
         params, _ = self._trees(weights)
         order = [list(self.model.flat(params)).index(name) for name in grads]
-        leaves = jax.tree.leaves((params, self._given(grads)))
+        leaves_by: dict[float, list[Any]] = {}
 
-        def take_step(step: int) -> np.ndarray:
-            _, self.optimizer_state, sizes = self.move(leaves, self.optimizer_state)
+        def take_step(step: int, factor: float) -> np.ndarray:
+            if factor not in leaves_by:
+                given = self._given({name: factor * g for name, g in grads.items()})
+                leaves_by[factor] = jax.tree.leaves((params, given))
+            _, self.optimizer_state, sizes = self.move(leaves_by[factor], self.optimizer_state)
             return np.asarray(sizes)[order]
 
         return take_step

@@ -335,11 +335,14 @@ class TorchSide(ProgramSide):
         self._step(step)
         return self.initial()
 
-    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int], Sequence[float]]:
-        """A fresh optimizer, of which each step gets the same gradients and weights.
+    def begin_alone(
+        self, weights: Arrays, grads: Arrays
+    ) -> Callable[[int, float], Sequence[float]]:
+        """A fresh optimizer: each step gets the same weights, and gradients times a factor.
 
         Returns:
-            What one step moves each tensor by, a 2-norm, in the order of `grads`.
+            What one step moves each tensor by, a 2-norm, in the order of `grads`; it is given the
+            step and the factor.
         """
         self.begin(weights)
         named = dict(self.model.named_parameters())
@@ -347,10 +350,10 @@ class TorchSide(ProgramSide):
         before = [p.detach().clone() for p in tensors]
         given = [like(p, grads[name]) for name, p in zip(grads, tensors)]
 
-        def take_step(step: int) -> Sequence[float]:
+        def take_step(step: int, factor: float) -> Sequence[float]:
             for name, p, start, g in zip(grads, tensors, before, given):
                 p.data.copy_(start)
-                p.grad = g + self.pending[name] if name in self.pending else g.clone()
+                p.grad = factor * g + self.pending.get(name, 0)
             self._step(step)
             with torch.no_grad():
                 moved = torch._foreach_norm(torch._foreach_sub(tensors, before))

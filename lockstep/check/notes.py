@@ -163,7 +163,7 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     rungs = {rung.number: rung for rung in climbed}
     if not rungs["4i"].lacks:
         steps = len(reference.about.get("losses", []))
-        runs = [] if rungs["4"].lacks else [end_of_schedule(reference.group("alone"))]
+        runs = [] if rungs["4"].lacks else [end_of_schedule(reference.group("varied"))]
         seen = max(*labels_of(reference).values(), *runs)
         found.append(f"the optimizer was seen for {seen} updates, and for {steps} in the loss "
                      "curves: what a schedule does later is not compared (--steps)")  # fmt: skip

@@ -87,11 +87,11 @@ class Port:
         return {name: after[name] - weights[name] for name in self.facts["parameters"]}
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
-        """Returns for each tensor what each of many steps with the same gradients moves it by."""
+        """Returns for each tensor what each of many steps moves it by, see `recording.alone`."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         header, moved = self.program.ask("alone", given, steps=steps)
         self.facts |= header
-        return group(moved, "alone")
+        return group(moved, "varied")
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
         """Returns the losses of the first batches, their gradients summed, and the state left."""

@@ -65,7 +65,7 @@ class RecordedPort(Port):
                 for name in self.facts["parameters"]}  # fmt: skip
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
-        return {name: x[:steps] for name, x in self.recorded.group("alone").items()}
+        return {name: x[:steps] for name, x in self.recorded.group("varied").items()}
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
         return self.facts["accumulated"], self.recorded.group("sum"), self.recorded.group("carried")

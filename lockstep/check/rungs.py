@@ -193,12 +193,13 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
 
 
 def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
-    """Rung 4: many steps of the optimizer alone, with the same gradients, for its schedule.
+    """Rung 4: many steps of the optimizer alone, for its schedule.
 
-    Tensors that both sides have whole are compared, by what each step moves them by.
+    Tensors that both sides have whole are compared, by what each step moves them by. A step that
+    neither side survives, such as behind a division by zero, is no difference.
     """
     rung = Stage(number="4", name="update, alone")
-    theirs = reference.group("alone")
+    theirs = reference.group("varied")
     rung.lacks = reference.about["lacks"].get("optimizer", "" if theirs else "no such run recorded")
     rung.lacks = rung.lacks or port.begin(port.weights(reference.weights))
     pairs = whole_tensors(entries, theirs)
@@ -216,8 +217,9 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     for r, p in pairs:
         a, b = ours[p][:steps], theirs[r][:steps]
         size = float(np.linalg.norm(reference.weights[r]))
-        scale = b.max() + 16 * epsilon(precision_of(port, reference)) * size / bound
+        scale = largest_finite(b) + 16 * epsilon(precision_of(port, reference)) * size / bound
         gaps = np.abs(a - b) / scale if scale else np.zeros(steps)
+        gaps[~np.isfinite(a) & ~np.isfinite(b)] = 0.0
         first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
         found.append((first, r, p, float(gaps.max()), a, b))
     for first, r, p, figure, a, b in sorted(found, key=lambda each: each[:2]):
@@ -226,13 +228,15 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
 
 
 def end_of_schedule(moved: Arrays) -> int:
-    """Steps until nothing moves any more: what a schedule does behind its end is nobody's."""
-    sizes = np.sum([x / (x.max(initial=0.0) or 1.0) for x in moved.values()], axis=0)
-    active = np.flatnonzero(sizes > ALONE)
-    rests = np.diff(active, append=len(sizes) + 1)  # some steps gather gradients alone
-    usual = rests[0] if len(rests) > 1 else len(sizes)
-    ends = np.flatnonzero(rests > usual)
-    return int(active[ends[0]]) + 1 if len(ends) else len(sizes)
+    """Steps up to the last that moves anything: what a schedule does behind its end is nobody's."""
+    sizes = np.stack([x / (largest_finite(x) or 1.0) for x in moved.values()])
+    active = np.flatnonzero(~(sizes.max(axis=0) <= ALONE))
+    return int(active[-1]) + 1 if len(active) else sizes.shape[1]
+
+
+def largest_finite(x: np.ndarray) -> float:
+    """Returns the largest of the numbers that are finite and not negative; 0 where none is."""
+    return float(x.max(initial=0.0, where=np.isfinite(x)))
 
 
 def whole_tensors(entries: list[Entry], known: Arrays) -> list[tuple[str, str]]:
@@ -266,6 +270,8 @@ def _update_gap(
     """Relative to the update, and to what rounding of the weights leaves of it; its bound."""
     # An update is some tens of operations on each element, half an ulp each.
     bound = NORM.bound if precision == "float64" else 64 * epsilon("float32")
+    shown = np.isfinite(ours) | np.isfinite(theirs)
+    ours, theirs = ours[shown], theirs[shown]  # what neither side survives is no difference
     scale = np.linalg.norm(theirs) + 16 * epsilon(precision) * size / bound
     distance = np.linalg.norm(ours - theirs)
     return (float(distance / scale) if scale else np.inf if distance else 0.0), bound

@@ -94,7 +94,7 @@ def update(model, optimizer, step):
 def test_a_run_alone_ends_with_a_table_of_rates(tmp_path: Path) -> None:
     path = small(tmp_path, update=TABLE)
     recorded = record_small(path, tmp_path / "trace")
-    assert {len(x) for x in recorded.group("alone").values()} == {9}
+    assert {len(x) for x in recorded.group("varied").values()} == {9}
     result = check_inside(recorded, path)
     assert result.verdict == "equal"
     assert not any(rung.lacks for rung in result.rungs if rung.number == "4")

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.locate import Root
-from lockstep.check.report import figure
+from lockstep.check.report import figure, headline
 from parity_tests.check.inside import check_inside
 from parity_tests.check.test_comparisons import record
 
@@ -101,6 +101,7 @@ def test_an_accepted_cause_of_an_optimizer_accepts_no_other(tmp_path: Path) -> N
     port.write_text(port.read_text().replace("lr=1e-3", "lr=2e-3"))
     result = check_inside(trace, port, accept=[f"optimizer={known}", "optimizer=1e-9"])
     assert result.verdict == "different" and known in result.roots[0].cause
+    assert headline(result).endswith("follow from it)")
 
 
 def test_what_update_keeps_and_how_far_it_was_seen_is_said(tmp_path: Path) -> None:
@@ -244,3 +245,44 @@ def test_what_an_optimizer_makes_without_a_format_is_float64(
     own = "def optimizer(model):\n    return torch.optim.NAdam(model.parameters(), lr=1e-3)\n"
     (tmp_path / "port.py").write_text(plain + NADAM.replace(old, new))
     assert check_inside(record(plain + own, tmp_path), tmp_path / "port.py").verdict == verdict
+
+
+CENTRED = PROGRAM.replace(
+    PROGRAM[PROGRAM.index("    wide, rest") : PROGRAM.index("\n\ndef update")],
+    "    return torch.optim.RMSprop(model.parameters(), alpha=0.9, centered=True)\n",
+)
+
+
+def test_a_variance_of_gradients_does_not_vanish(tmp_path: Path) -> None:
+    """Of equal gradients it is rounding, and its root no number on either side."""
+    trace = record(CENTRED.replace("RATE", "1"), tmp_path, curve=6)
+    assert all(np.isfinite(x).all() for x in trace.group("varied").values())
+    (tmp_path / "port.py").write_text(CENTRED.replace("RATE", "0.9 ** (step // 250)"))
+    (root,) = check_inside(trace, tmp_path / "port.py").roots
+    assert root.cause == "from update 251 on, 0.9 times the reference's rate"
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(9, "equal"), (10, "different")])
+def test_no_number_on_both_sides_is_no_difference(ours: int, verdict: str, tmp_path: Path) -> None:
+    rate = "(1 if step < {} else float('nan'))"
+    trace = record(PROGRAM.replace("RATE", rate.format(9)), tmp_path)
+    (tmp_path / "port.py").write_text(PROGRAM.replace("RATE", rate.format(ours)))
+    assert check_inside(trace, tmp_path / "port.py").verdict == verdict
+
+
+def test_a_schedule_that_touches_zero_is_seen_beyond(tmp_path: Path) -> None:
+    """A cosine that nobody clamps rises again."""
+    wave = "0.5 * (1 + np.cos(np.pi * {} / 20))"
+    found = root_of(tmp_path, wave.format("min(step, 20)"), wave.format("step"))
+    assert found.where.endswith("from step 21 of 300")
+    assert found.cause == (
+        "the reference's rate is 0 in update 21 and rises again, the port's stays 0"
+    )
+
+
+def test_a_late_difference_of_more_than_a_rate_is_told(tmp_path: Path) -> None:
+    other = (
+        "    for p in model.parameters():\n        p.grad = p.grad + (step > 99)\n    opt.step()"
+    )
+    found = root_of(tmp_path, "1", "1", "    opt.step()", other)
+    assert not found.cause and "more differs than a rate" in found.hints[0]

@@ -1,5 +1,6 @@
 """The optimizer's rule, found from what it did to weights and gradients that are known."""
 
+from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,8 +24,10 @@ from lockstep.check.causes.rules import (
     rules,
     some,
 )
-from lockstep.check.locate import Root
-from lockstep.check.rungs import changes, labels_of, whole_tensors
+from lockstep.check.locate import Root, list_some
+from lockstep.check.rungs import changes, labels_of, largest_finite, whole_tensors
+from lockstep.check.trace import Trace
+from lockstep_recorder.recording import STEPS, factor_of
 
 DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
 FEW = 4  # elements: a rate and a decay fit two of any rule
@@ -36,6 +39,7 @@ ONE = 1e-6  # relative: decays, or ratios of rates, that are one
 NOISE = 1e-9  # of the largest gradient: rounding, whose direction is Adam's
 WHOLE = 65536  # elements of a tensor that is kept in full
 MOMENTS = "first", "second"
+FEW_NUMBERS = 2**24  # elements of a tensor in all updates of a run
 KINDS = 3  # rules beside each other, of several tensors each
 
 Rows = dict[str, Sequence]  # by tensor
@@ -56,7 +60,7 @@ class Rule:
 def explain(root: Root, evidence: Evidence) -> Cause | None:
     """Names the options in which the two rules differ."""
     if root.rung == "4":
-        return _rates_alone(root)
+        return _rates_alone(root, evidence)
     counts = [_gathered(evidence, own) for own in (False, True)]
     if None in counts:
         return None
@@ -74,11 +78,13 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
                 for found in (their_rules, our_rules))  # fmt: skip
     by_optax = evidence.port.facts["framework"] == "jax"
     if known and (found := compare(their_rules, our_rules, counts[0] or 1, by_optax)):
-        if found.entry == "schedule of the learning rate" and counts[0] and counts[0] > 1:
-            found = _by_gradients(evidence, counts[0]) or found
+        if found.entry == SCHEDULE and counts[0] and counts[0] > 1:
+            found = _by_gradients(evidence, their_rules, counts[0]) or found
         if by_optax and _lacks_epsilon(their_rules, our_rules) and found.text != NO_EPSILON:
             root.hints.append("optax's clip has no epsilon, torch's has 1e-06: that stands beside")
         return _with_lines(found, evidence)
+    if not (their_rules and our_rules) and (found := _ratio_of_rates(root)):
+        return found
     root.hints.append(_say_unknown(root, their_rules, our_rules))
     return None
 
@@ -96,6 +102,8 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
     return f"{'; '.join(said)}; {step}: the port's update is {ratio} the reference's size"
 
 
+SCHEDULE = "schedule of the learning rate"
+RISES = "let it rise again, too; or accept it (--accept) where no training goes on so far"
 CLIP_EPSILON = "clip's epsilon"
 NO_EPSILON = f"{CLIP_EPSILON} 0.0, for 1e-06"
 OF_A_CLIP = (CLIP_EPSILON, "clip of")  # said where both sides clip
@@ -126,36 +134,114 @@ def lacks_epsilon_alone(root: Root) -> bool:
     return root.cause == NO_EPSILON
 
 
-def _rates_alone(root: Root) -> Cause | None:
-    """Finds one ratio of all tensors' updates in a step, in a run of the optimizer alone."""
-    first = int(root.spots[0].where.rpartition("step ")[2].split()[0])
-    known = [(s.theirs, s.ours) for s in root.spots if s.theirs is not None and s.ours is not None]
-    shifts = {_shift(list(theirs), list(ours)) for theirs, ours in known}
+def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
+    """Finds a schedule that is one step off, or one ratio of all tensors' updates in a step, in a
+    run of the optimizer alone, whose rules are equal."""
+    moved = {s.detail: (s.theirs, s.ours) for s in root.spots
+             if s.theirs is not None and s.ours is not None}  # fmt: skip
+    known = list(moved.values())
+    n = _gathered(evidence, False) or 1
+    rules = find_rules(histories(evidence, False, n))
+    sizes = _sizes_alone(evidence.reference, rules, list(moved), n)
+    shifts = {_shift(*(_rates_by(by, x, n).tolist() for x in moved[name]))
+              for name, by in sizes.items()}  # fmt: skip
     if len(shifts) == 1 and (shift := shifts.pop()):
         return _one_step_off(shift)
-    ratios = [float(ours[first] / theirs[first]) for theirs, ours in known if theirs[first]]
-    same = bool(ratios) and np.allclose(ratios, ratios[0], rtol=ONE)
-    if not same or abs(ratios[0] - 1) <= ONE:
+    theirs, ours = known[0]
+    close = CLOSE * largest_finite(theirs)
+    apart = np.flatnonzero(~np.isclose(ours, theirs, rtol=ONE, atol=close, equal_nan=True))
+    ratios = [float(b[apart[0]] / a[apart[0]]) for a, b in known if len(apart) and a[apart[0]]]
+    if not ratios or not np.allclose(ratios, ratios[0], rtol=ONE):
+        root.hints.append("the tensors' updates are not in one ratio: more differs than a rate")
         return None
-    stays = all(np.allclose(ours[first:], ratios[0] * theirs[first:], rtol=ONE)
-                for theirs, ours in known)  # fmt: skip
-    rate = f"{ratios[0]:.6g} times the reference's"
-    said = f"{rate} rate" if stays else f"another rate: there {rate}"
-    return Cause("schedule of the learning rate", f"from update {first + 1} on, {said}",
-                 "let the schedule go on and end as the reference's does")  # fmt: skip
+    first, ratio = int(apart[0]), ratios[0]
+    if not ratio and first and theirs[first - 1] <= close:
+        said = f"the reference's rate is 0 in update {first} and rises again, the port's stays 0"
+        return Cause(SCHEDULE, said, RISES)
+    stays = all(np.allclose(b[first:], ratio * a[first:], rtol=ONE) for a, b in known)
+    rate = f"{ratio:.6g} times the reference's"
+    said = f"from update {first + 1} on, " + (f"{rate} rate" if stays else
+                                              f"another rate: there {rate}")  # fmt: skip
+    if 2 * len(apart) < len(ours) - first:
+        said = f"{rate} rate in update {list_some([str(n + 1) for n in apart])}, and no other"
+    return Cause(SCHEDULE, said, "let the schedule go on and end as the reference's does")
 
 
-def _by_gradients(evidence: Evidence, n: int) -> Cause | None:
+def _ratio_of_rates(root: Root) -> Cause | None:
+    """Finds, of rules that are not known, one factor of all updates in a step, whatever the scale
+    of the gradients: that of the rates."""
+    factors: dict[str, list[float]] = {}  # by step
+    counts: Counter[str] = Counter()
+    for spot in root.spots:
+        _, scale, step = spot.where.rsplit(", ", 2)
+        if spot.ours is None or spot.theirs is None or spot.theirs.size == 1 or "1e-6" in scale:
+            continue  # one number has any factor, and a small update is rounded
+        if (factor := factor_between(spot.ours, spot.theirs)) is None:
+            return None
+        factors.setdefault(step, []).append(factor)
+        counts[scale] += 1
+    of_one = all(np.allclose(found, found[0], rtol=ONE) for found in factors.values())
+    if len(counts) < 2 or len(set(counts.values())) > 1 or not of_one:
+        return None
+    by_step = {step: f"{found[0]:.6g} times the reference's rate"
+               for step, found in sorted(factors.items())}  # fmt: skip
+    if len(by_step) == STEPS and len(set(by_step.values())) == 1:
+        return Cause("learning rate", by_step["step 0"], CATALOGUE["learning rate"].mend)
+    said = ", ".join(f"{step}: {rate}" for step, rate in by_step.items())
+    return Cause(SCHEDULE, said, CATALOGUE[SCHEDULE].mend)
+
+
+def _sizes_alone(
+    reference: Trace, rules: list[Rule], names_of: list[str], n: int
+) -> dict[str, np.ndarray]:
+    """Tensor -> (updates,): by what norms its rule moves it in a run of the optimizer alone, at a
+    rate of one; of those tensors that are small and whose rules are known.
+
+    Args:
+        n: gradients that make an update.
+    """
+    found: dict[str, np.ndarray] = {}
+    grads = reference.group("fed/1/0/grad")
+    moved, norm = reference.group("varied"), _norm(grads)
+    for rule, name in product(rules, names_of):
+        if name not in rule.rate or name not in moved:
+            continue
+        w, g, updates = reference.weights[name], grads[name], len(moved[name]) // n
+        if not updates or updates * n * g.size > FEW_NUMBERS:
+            continue
+        factors = np.array([factor_of(step) for step in range(updates * n)]).reshape(-1, n)
+        sums, flat = factors.sum(1), np.tile(w.ravel(), (updates, 1))
+        s = Sequence(
+            flat, sums[:, None] * g.ravel(), flat, sums * norm, sums * float(np.linalg.norm(g)),
+            np.multiply.outer(sums, g), np.full(updates, np.sqrt((w**2).mean())),
+            *((factors[..., None] * g.ravel(), factors * norm) if n > 1 else ()),
+        )  # fmt: skip
+        ways = np.array(list(directions({**rule.options, L2: rule.l2[name]}, s)))
+        if ways.shape == flat.shape:
+            sizes = np.linalg.norm(ways + rule.decay[name] * flat, axis=1)
+            found |= {name: sizes} if sizes.all() else {}
+    return found
+
+
+def _rates_by(sizes: np.ndarray, moved: np.ndarray, n: int) -> np.ndarray:
+    """(updates,): the rates with which a rule's directions of known norms move a tensor so."""
+    by_update = moved[n - 1 :: n][: len(sizes)]
+    return by_update / sizes[: len(by_update)]
+
+
+def _by_gradients(evidence: Evidence, rules: list[Rule], n: int) -> Cause | None:
     """Says if one side's schedule goes on with each gradient, of which `n` make an update."""
-    reference, port, entries = evidence.reference, evidence.port, evidence.entries
-    theirs_of = reference.group("alone")
-    pairs = whole_tensors(entries, theirs_of)
-    if not pairs or port.begin(port.weights(reference.weights)):
+    reference, port = evidence.reference, evidence.port
+    theirs_of = reference.group("varied")
+    pairs = dict(whole_tensors(evidence.entries, theirs_of))
+    sizes = _sizes_alone(reference, rules, list(pairs), n)
+    if not sizes or port.begin(port.weights(reference.weights)):
         return None
-    steps = len(theirs_of[pairs[0][0]])
+    name, by = next(iter(sizes.items()))
+    steps = len(theirs_of[name])
     ours_of = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
-    theirs, ours = theirs_of[pairs[0][0]], ours_of[pairs[0][1]]
-    theirs, ours = (x[n - 1 :: n] for x in (theirs, ours))  # by update
+    both = theirs_of[name], ours_of[pairs[name]]
+    theirs, ours = (_rates_by(by, moved, n) for moved in both)
     close = ONE * float(theirs.max(initial=0.0))
     for fast, slow, said in ((ours, theirs, True), (theirs, ours, False)):
         for start in range(n):
@@ -163,7 +249,7 @@ def _by_gradients(evidence: Evidence, n: int) -> Cause | None:
             if len(some_of) > n and np.allclose(fast[: len(some_of)], some_of, rtol=0, atol=close):
                 with_each = (f"with each of {n} gradients", "with each update")
                 b, a = with_each if said else reversed(with_each)
-                return Cause("schedule of the learning rate",
+                return Cause(SCHEDULE,
                              f"the schedule goes on {b}, for {a}",
                              f"let the schedule go on {a}")  # fmt: skip
     return None
@@ -550,7 +636,7 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
             with np.errstate(all="ignore"):  # a schedule may begin at zero
                 by_step = np.array(ours.rates) / theirs.rates
             plain = np.allclose(by_step, by_step[0], rtol=ONE)
-            entry = "learning rate" if plain else "schedule of the learning rate"
+            entry = "learning rate" if plain else SCHEDULE
             said.append((f"learning rate {b:.6g} in step {step}, for {a:.6g}",
                          f"learning rate of step {step}: {a:.6g}", entry))  # fmt: skip
             break
@@ -667,11 +753,12 @@ def _list_places(members: Set[str], known: Set[str]) -> str:
 
 def _shift(theirs: list[float], ours: list[float]) -> str:
     """Says if one's learning rates are the other's, a step later."""
-    if np.allclose(theirs, theirs[0], rtol=ONE) or np.allclose(theirs, ours, rtol=ONE):
+    close = partial(np.allclose, rtol=ONE, atol=CLOSE * largest_finite(np.abs(theirs)))
+    if not np.isfinite([theirs, ours]).all() or close(theirs, theirs[0]) or close(theirs, ours):
         return ""
-    if np.allclose(ours[1:], theirs[:-1], rtol=ONE):
+    if close(ours[1:], theirs[:-1]):
         return "behind"
-    return "ahead" if np.allclose(ours[:-1], theirs[1:], rtol=ONE) else ""
+    return "ahead" if close(ours[:-1], theirs[1:]) else ""
 
 
 def _one_step_off(shift: str) -> Cause:
