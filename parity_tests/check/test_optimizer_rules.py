@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.check.causes import optimizer
-from lockstep.check.causes.rules import BF16
+from lockstep.check.causes.rules import BF16, TRUST
 from lockstep_recorder.recording import CYCLES, SCALES
 
 Arrays = dict[str, np.ndarray]
@@ -91,6 +91,10 @@ TORCH: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                          {"rule": "RMSprop", "centred": True}),
     "Adagrad": (lambda p: torch.optim.Adagrad(p, 1e-2),
                 {"rule": "Adagrad", "first square": 0.0, "eps": 1e-10}),
+    "Adamax": (lambda p: torch.optim.Adamax(p, 1e-2, betas=(0.9, 0.99)),
+               {"rule": "Adamax", "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}),
+    "Adadelta": (lambda p: torch.optim.Adadelta(p, 1.0, rho=0.95),
+                 {"rule": "Adadelta", "decay": 0.95, "eps": 1e-6}),
     "Adafactor": (lambda p: torch.optim.Adafactor(p, 1e-2),
                   {"rule": "Adafactor", "squares": "factored", "exponent of decay": 0.8,
                    "rate times the tensor's size": True, "updates of size 1 at most": True}),
@@ -120,6 +124,9 @@ def optaxs() -> dict[str, tuple[Any, dict[str, Any]]]:
         "lion": (optax.lion(1e-4, weight_decay=1.0), {"rule": "Lion", "beta1": 0.9, "beta2": 0.99}),
         "lion otherwise": (optax.lion(1e-4, b1=0.99, b2=0.9, weight_decay=1.0),
                            {"rule": "Lion", "beta1": 0.99, "beta2": 0.9}),
+        "adamax": (optax.adamax(1e-2), {"rule": "Adamax", "beta2": 0.999}),
+        "adadelta": (optax.adadelta(1.0), {"rule": "Adadelta", "decay": 0.9}),
+        "lamb": (optax.lamb(1e-2), {"rule": "Adam", "eps": 1e-6, TRUST: True}),
         "adafactor": (optax.adafactor(1e-2), {"rule": "Adafactor", "squares": "whole"}),
         "bf16 moments": (optax.adamw(1e-3, mu_dtype=jnp.bfloat16),
                          {"rule": "Adam", "moments": BF16[0]}),
@@ -129,8 +136,8 @@ def optaxs() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", ["adamw", "nadam", "rmsprop", "rmsprop from one", "adagrad",
-                                  "lion", "lion otherwise", "adafactor", "bf16 moments",
-                                  "clipped"])  # fmt: skip
+                                  "lion", "lion otherwise", "adamax", "adadelta", "lamb",
+                                  "adafactor", "bf16 moments", "clipped"])  # fmt: skip
 def test_a_rule_of_optax_is_found(name: str) -> None:
     jax = pytest.importorskip("jax")
     with jax.enable_x64(True):
@@ -354,3 +361,36 @@ def test_a_difference_is_said(name: str) -> None:
     assert "learning rate 0," not in found.text  # of a tensor whose rule is another
     assert optimizer.compare(rules[0], rules[0], n) is None
     assert optimizer.compare(rules[1], rules[1], n) is None
+
+
+OF_OPTAX = {
+    "AMSGrad": (lambda p: torch.optim.Adam(p, 1e-3, amsgrad=True),
+                lambda optax: optax.chain(optax.scale_by_amsgrad(), optax.scale(-1e-3)),
+                "largest square (AMSGrad) of corrected squares, for of squares as they are"),
+    "Adagrad": (lambda p: torch.optim.Adagrad(p, 1e-2, initial_accumulator_value=0.1),
+                lambda optax: optax.adagrad(1e-2, eps=1e-10), optimizer.EPSILON_INSIDE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_OPTAX)
+def test_what_optax_does_otherwise_is_said(name: str) -> None:
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    theirs, ours, said = OF_OPTAX[name]
+    rules = optimizer.find_rules(history(lambda: by_torch(theirs)))
+    with jax.enable_x64(True):
+        other = optimizer.find_rules(history(lambda: by_optax(ours(optax))), tuple(rules))
+    found = optimizer.compare(rules, other, by_optax=True)
+    assert found and found.text == said
+
+
+def test_the_lines_that_take_adagrads_place_are_torch_s() -> None:
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    made: dict[str, Any] = {"jax": jax, "jnp": jax.numpy, "optax": optax}
+    exec(optimizer.ADAGRAD, made)
+    theirs = by_torch(lambda p: torch.optim.Adagrad(p, 1e-2, eps=1e-3))
+    with jax.enable_x64(True):
+        ours = by_optax(made["adagrad"](1e-2, eps=1e-3))
+        for seed in (2, 3):
+            moved = theirs(draw(1), draw(seed))
+            for name, x in ours(draw(1), draw(seed)).items():
+                np.testing.assert_allclose(x, moved[name], rtol=1e-12)

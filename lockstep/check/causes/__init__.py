@@ -33,13 +33,13 @@ FLOAT32 = (1e-10, 1e-5)
 
 def is_no_fault(root: Root, evidence: Evidence) -> bool:
     """Says if a difference is of a format or a library, and not of the port: float32 constants, as
-    measured, the epsilon that optax's clip has not, and dropout, which is switched off."""
+    measured, what a library has no argument for, where it is slight, and dropout, which is
+    switched off."""
     if root.entry == "dropout":
         return True
     if root.entry == "made in float32":
         return counterfactual.MEASURED in root.cause
-    lacking = optimizer.lacks_epsilon_alone(root)
-    return lacking and evidence.port.facts["framework"] == "jax"
+    return optimizer.is_of_a_library(root, evidence.framework)
 
 
 def explain(roots: list[Root], evidence: Evidence) -> None:

@@ -14,13 +14,17 @@ from lockstep.check.causes.catalogue import CATALOGUE
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.causes.glue import factor_between
 from lockstep.check.causes.rules import (
+    AMSGRAD,
     CONJUGATE,
+    CORRECTED,
     L2,
+    TRUST,
     Options,
     Sequence,
     clips,
     directions,
     first_update,
+    places,
     rules,
     some,
 )
@@ -98,6 +102,8 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
         return "; ".join(said)
     step = spot.where.partition(", ")[2]
     sizes = [float(np.linalg.norm(x)) for x in (spot.ours, spot.theirs)]
+    if sizes[1] and abs(sizes[0] / sizes[1] - 1) <= ONE:
+        return f"{'; '.join(said)}; {step}: the port's update is of the reference's size"
     ratio = f"{sizes[0] / sizes[1]:.6g} times" if sizes[1] else "not zero, unlike"
     return f"{'; '.join(said)}; {step}: the port's update is {ratio} the reference's size"
 
@@ -106,32 +112,52 @@ SCHEDULE = "schedule of the learning rate"
 RISES = "let it rise again, too; or accept it (--accept) where no training goes on so far"
 CLIP_EPSILON = "clip's epsilon"
 NO_EPSILON = f"{CLIP_EPSILON} 0.0, for 1e-06"
+EPSILON_INSIDE = "Adagrad's eps is inside the root, for outside the root"
+# What a library has no argument for, by the port's.
+BESIDE = {
+    "jax": (NO_EPSILON, EPSILON_INSIDE),
+    "torch": (f"{CLIP_EPSILON} 1e-06, for 0.0",
+              "Adagrad's eps is outside the root, for inside the root"),
+}  # fmt: skip
 OF_A_CLIP = (CLIP_EPSILON, "clip of")  # said where both sides clip
-# What optax has no argument for.
 CLIP = """\
 def clip(limit):
     def update(grads, state, params=None):
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         return jax.tree.map(lambda g: g * jnp.minimum(1.0, limit / (norm + 1e-6)), grads), state
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)"""
+ADAGRAD = """\
+def adagrad(rate, first=0.0, eps=1e-10):
+    def update(grads, sums, params=None):
+        sums = jax.tree.map(lambda s, g: s + g * g, sums, grads)
+        return jax.tree.map(lambda g, s: -rate * g / (jnp.sqrt(s) + eps), grads, sums), sums
+    start = lambda params: jax.tree.map(lambda x: jnp.full_like(x, first), params)
+    return optax.GradientTransformation(start, update)"""
+# A remedy, optax's function, what takes its place.
+IN_PLACE = (
+    (f"{CLIP_EPSILON}: 1e-06", "optax.clip_by_global_norm", CLIP),
+    ("Adagrad's eps is: outside the root", "optax.adagrad", ADAGRAD),
+)
+# Relative: what TF32 rounds a gradient by, in which both libraries multiply on a GPU by default.
+SLIGHT = 2.0**-11
 
 
 def _with_lines(found: Cause, evidence: Evidence) -> Cause:
-    """Adds what takes the place of optax's clip, which has no epsilon."""
-    said = f"{CLIP_EPSILON}: 1e-06"
-    if said not in found.remedy or evidence.port.facts["framework"] != "jax":
-        return found
-    remedy = found.remedy.replace(said, f"{said}, in place of optax.clip_by_global_norm:")
-    return Cause(found.entry, found.text, f"{remedy}\n{CLIP}")
+    """Adds what takes the place of a function of optax that lacks an argument."""
+    for said, function, lines in IN_PLACE:
+        if said in found.remedy and evidence.port.facts["framework"] == "jax":
+            remedy = found.remedy.replace(said, f"{said}, in place of {function}:")
+            return Cause(found.entry, found.text, f"{remedy}\n{lines}")
+    return found
 
 
 def _lacks_epsilon(*rules_of: list[Rule]) -> bool:
     return [rules[0].options.get(CLIP_EPSILON) for rules in rules_of] == [1e-6, 0.0]
 
 
-def lacks_epsilon_alone(root: Root) -> bool:
-    """Says if the port's clip has no epsilon, as optax's, and all else is the reference's."""
-    return root.cause == NO_EPSILON
+def is_of_a_library(root: Root, framework: str) -> bool:
+    """Says if all that differs is what the port's library has no argument for, and slight."""
+    return root.cause in BESIDE[framework] and root.largest.figure <= SLIGHT
 
 
 def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
@@ -218,7 +244,8 @@ def _sizes_alone(
         )  # fmt: skip
         ways = np.array(list(directions({**rule.options, L2: rule.l2[name]}, s)))
         if ways.shape == flat.shape:
-            sizes = np.linalg.norm(ways + rule.decay[name] * flat, axis=1)
+            ways = flat if TRUST in rule.options else ways + rule.decay[name] * flat
+            sizes = np.linalg.norm(ways, axis=1)
             found |= {name: sizes} if sizes.all() else {}
     return found
 
@@ -401,12 +428,23 @@ def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
         ]
         rule = _find_rule(pick, small, wholes, like)
         if rule:
+            rule.options |= {TRUST: True} if _is_relative(rule, plain) else {}
             found.append(rule)
             rest -= set(rule.rate) | _noisy(plain)
         else:
             unknown += 1
         rest.discard(pick)
     return found
+
+
+def _is_relative(rule: Rule, rows: Rows) -> bool:
+    """Says if all tensors' updates in a step are in one ratio to their weights; of those tensors
+    that are known in full."""
+    whole = [s for name, s in rows.items() if name in rule.rate and s.whole.size == s.grads.size]
+    with np.errstate(all="ignore"):
+        ratios = [np.linalg.norm(s.changes, axis=1) / np.linalg.norm(s.weights, axis=1)
+                  for s in whole]  # fmt: skip
+    return len(whole) > 1 and all(np.allclose(x, ratios[0], rtol=ONE, atol=0) for x in ratios)
 
 
 def _weight(s: Sequence) -> tuple[int, float]:
@@ -440,7 +478,7 @@ def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...
             begins[start] = _solve(options, known.first(1)) is not None
         if not begins[start] or _solve(options, known) is None:
             continue
-        tried = ({**options, **clip} for clip in clips(gathers))
+        tried = ({**options, **clip, **at} for clip in clips(gathers) for at in places(options))
         fitting = [whole for whole in tried
                    if all(_solve(whole, each[pick]) is not None for each in wholes)]  # fmt: skip
         if not fitting:
@@ -623,7 +661,7 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
         of_one = key in OF_A_CLIP and "none" in (a, b)
         if a != b and not key.startswith("_") and key != L2 and not of_one:
-            said.append(_option(key, b, a, n))
+            said.append(_option(theirs.options["rule"], key, b, a, n))
     if shift := _shift(theirs.rates, ours.rates):
         return _one_step_off(shift)
     if not said and (found := _decay_after(theirs, ours)):
@@ -676,7 +714,7 @@ def _by_moments(*both: Rule) -> tuple[Rule, Rule]:
     return (made, ours) if alone is theirs else (theirs, made)
 
 
-def _option(key: str, ours: object, theirs: object, n: int) -> tuple[str, str, str]:
+def _option(rule: str, key: str, ours: object, theirs: object, n: int) -> tuple[str, str, str]:
     """Text, remedy and entry of an option that differs."""
     if key == "gathered":
         text = f"the {ours} of {n} gradients, for their {theirs}"
@@ -690,6 +728,14 @@ def _option(key: str, ours: object, theirs: object, n: int) -> tuple[str, str, s
     if key == "moments":
         ours, theirs = ("the weights' format" if x == "none" else x for x in (ours, theirs))
         return f"moments in {ours}, for {theirs}", f"moments in {theirs}", "optimizer's moments"
+    if key == AMSGRAD and {ours, theirs} == {True, CORRECTED}:
+        ours, theirs = ("of squares as they are" if x is True else x for x in (ours, theirs))
+        return (f"{key} {ours}, for {theirs}", f"{key}: {theirs}; torch takes the largest before "
+                "it corrects the squares' bias, optax.scale_by_amsgrad behind it",
+                "optimizer's option")  # fmt: skip
+    if (rule, key) == ("Adagrad", "eps is"):
+        said = f"{rule}'s {key}"
+        return f"{said} {ours}, for {theirs}", f"{said}: {theirs}", f"optimizer's {key}"
     entry = f"optimizer's {key}" if f"optimizer's {key}" in CATALOGUE else "optimizer's option"
     return f"{key} {ours}, for {theirs}", f"{key}: {theirs}", entry
 

@@ -11,13 +11,15 @@ import numpy as np
 
 FIRST = (0.9, 0.8, 0.95, 0.85, 0.5, 0.0)
 SECOND = (0.999, 0.95, 0.99, 0.98, 0.9, 0.9999)
-EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-12, 1e-10, 1e-4, 1e-3, 0.0)
+EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-12, 1e-10, 1e-4, 1e-3, 0.0)
 WIDE = (*EPSILONS, 0.01, 0.1, 1e-30)  # of RMSprop
 OUTSIDE, INSIDE, BEFORE = "outside the root", "inside the root", "before bias correction"
 MOMENTA = (0.0, 0.9, 0.95, 0.99, 0.8, 0.5)
 LIMITS = (1.0, 0.5, 0.1, 0.25, 2.0, 5.0, 10.0, 0.2, 0.3, 0.05, 0.01, 3.0, 20.0, 40.0, 100.0)
 CONJUGATE = "gradient's conjugate"
+AMSGRAD, CORRECTED = "largest square (AMSGrad)", "of corrected squares"  # as optax's; True: torch's
 L2 = "L2 in the gradient"
+TRUST = "update relative to the weights (LAMB, LARS)"
 BF16 = ("bfloat16, as with optax's mu_dtype", "bfloat16")
 LEAST = 1e-3  # by which Adafactor scales a tensor at least
 
@@ -57,9 +59,9 @@ def rules() -> Iterator[Options]:
         if (corrected or place != BEFORE) and (b1 or (corrected and place != BEFORE)):
             yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": place,
                    "bias correction": corrected}  # fmt: skip
-    for b1, b2, eps in product(FIRST[:3], SECOND, EPSILONS):
+    for b1, b2, eps, largest in product(FIRST[:3], SECOND, EPSILONS, (True, CORRECTED)):
         yield {"rule": "Adam", "beta1": b1, "beta2": b2, "eps": eps, "eps is": OUTSIDE,
-               "bias correction": True, "largest square (AMSGrad)": True}  # fmt: skip
+               "bias correction": True, AMSGRAD: largest}  # fmt: skip
     for (b1, b2), eps, decay in product(
         ((0.9, 0.999), (0.9, 0.99), (0.95, 0.999)), EPSILONS, (0.0, 0.004)
     ):
@@ -76,6 +78,10 @@ def rules() -> Iterator[Options]:
         yield {"rule": "Adagrad", "first square": start, "eps": eps, "eps is": place}
     for b1, b2 in product((*FIRST, 0.98, 0.99), SECOND):
         yield {"rule": "Lion", "beta1": b1, "beta2": b2}
+    for b1, b2, eps in product(FIRST[:3], SECOND, EPSILONS):
+        yield {"rule": "Adamax", "beta1": b1, "beta2": b2, "eps": eps}
+    for kept, eps in product((0.9, 0.95, 0.99, 0.8), EPSILONS):
+        yield {"rule": "Adadelta", "decay": kept, "eps": eps}
     for factored, scaled, clipped, decay in product(
         (True, False), (True, False), (True, False), (0.8, 1.0, 0.5)
     ):
@@ -91,7 +97,7 @@ def rules() -> Iterator[Options]:
 LATER = {
     "SGD": ("momentum", "Nesterov", "dampening"), "Adam": ("beta1", "beta2"), "NAdam": ("beta2",),
     "RMSprop": ("momentum",), "Lion": ("beta1", "beta2"), "Adagrad": (),
-    "Adafactor": ("exponent of decay",),
+    "Adamax": ("beta1", "beta2"), "Adadelta": (), "Adafactor": ("exponent of decay",),
 }  # fmt: skip
 
 
@@ -101,6 +107,14 @@ def first_update(options: Options) -> tuple[Any, ...]:
     if options.get("bias correction") is False:  # then the epsilon meets another second moment
         later = ("beta1",)
     return tuple(item for item in options.items() if item[0] not in later)
+
+
+def places(options: Options) -> Iterator[Options]:
+    """Yields the places of an epsilon, of which no small gradient tells where it is: it stands
+    beside what the squares begin with."""
+    own = options.get("eps is")
+    beside = own and options.get("first square")
+    yield from ({"eps is": x} for x in dict.fromkeys((own, OUTSIDE, INSIDE))) if beside else ({},)
 
 
 def clips(gathers: bool) -> Iterator[Options]:
@@ -149,7 +163,8 @@ def directions(options: Options, s: Sequence) -> Iterator[np.ndarray]:
     if options["rule"] == "Adafactor":
         return _adafactor(options, s)
     made = {"SGD": _sgd, "Adam": _adam, "NAdam": _nadam, "RMSprop": _rmsprop,
-            "Adagrad": _adagrad, "Lion": _lion}  # fmt: skip
+            "Adagrad": _adagrad, "Lion": _lion, "Adamax": _adamax,
+            "Adadelta": _adadelta}  # fmt: skip
     return made[options["rule"]](options, gradients_of(options, s))
 
 
@@ -163,7 +178,7 @@ def _sgd(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
 def _adam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
     m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
     b1, b2, eps = options["beta1"], options["beta2"], options["eps"]
-    form, most = options.get("moments"), v
+    form, largest, most = options.get("moments"), options.get(AMSGRAD), v
     for step, g in enumerate(grads, 1):
         if form == BF16[0]:  # the second is as wide as the weights
             m, v = _bf16(_bf16(b1) * m) + (1 - b1) * g, b2 * v + (1 - b2) * g**2
@@ -171,9 +186,10 @@ def _adam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
             m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
         if form == BF16[1]:
             m, v = _bf16(m), _bf16(v)
-        most = np.maximum(most, v) if options.get("largest square (AMSGrad)") else v
         first = 1 - b1**step if options["bias correction"] else 1.0
         second = 1 - b2**step if options["bias correction"] else 1.0
+        squares, second = (v / second, 1.0) if largest == CORRECTED else (v, second)
+        most = np.maximum(most, squares) if largest else squares
         with np.errstate(all="ignore"):
             if options["eps is"] == INSIDE:
                 yield m / first / np.sqrt(most / second + eps)
@@ -234,6 +250,27 @@ def _lion(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
     for g in grads:
         yield np.sign(b1 * m + (1 - b1) * g)
         m = b2 * m + (1 - b2) * g
+
+
+def _adamax(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
+    m, largest = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    b1, b2 = options["beta1"], options["beta2"]
+    for step, g in enumerate(grads, 1):
+        m = b1 * m + (1 - b1) * g
+        largest = np.maximum(b2 * largest, np.abs(g) + options["eps"])
+        with np.errstate(all="ignore"):
+            yield m / (1 - b1**step) / largest
+
+
+def _adadelta(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
+    v, moved = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    kept, eps = options["decay"], options["eps"]
+    for g in grads:
+        v = kept * v + (1 - kept) * g**2
+        with np.errstate(all="ignore"):
+            way = np.sqrt((moved + eps) / (v + eps)) * g
+        moved = kept * moved + (1 - kept) * way**2
+        yield way
 
 
 def _adafactor(options: Options, s: Sequence) -> Iterator[np.ndarray]:
