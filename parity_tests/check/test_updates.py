@@ -141,6 +141,12 @@ def test_a_staircase_that_is_one_step_ahead_is_no_other_rate(tmp_path: Path) -> 
     assert found.cause == "the schedule is one step ahead"
 
 
+def test_a_schedule_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
+    found = root_of(tmp_path, "0.5 ** step", "1", "opt.param_groups:", "opt.param_groups[:1]:")
+    assert found.cause == "learning rate 0.0005 in step 1, for 0.001, of a.weight"
+    assert found.entry == "schedule of the learning rate"
+
+
 def test_a_rate_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
     """The first tensor's rate is not all tensors', nor one bias's all biases'."""
     program = PROGRAM[: PROGRAM.index("\n\ndef update")].replace(

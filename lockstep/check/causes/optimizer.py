@@ -55,10 +55,11 @@ class Rule:
     """The rule of some tensors, and each one's rate and decay."""
 
     options: Options
-    rates: list[float] = field(default_factory=list)  # by step
+    rates: list[float] = field(default_factory=list)  # by step, of the first tensor
     decay: dict[str, float] = field(default_factory=dict)  # by tensor, decoupled
     rate: dict[str, float] = field(default_factory=dict)  # by tensor
     l2: dict[str, float] = field(default_factory=dict)  # by tensor, in the gradient
+    by_step: dict[str, list[float]] = field(default_factory=dict)  # by tensor, each step's rate
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
@@ -185,7 +186,8 @@ def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
         said = f"the reference's rate is 0 in update {first} and rises again, the port's stays 0"
         return Cause(SCHEDULE, said, RISES)
     stays = all(np.allclose(b[first:], ratio * a[first:], rtol=ONE) for a, b in known)
-    rate = f"{ratio:.6g} times the reference's"
+    by = f"{ratio:.6g}" if abs(ratio - 1) > 10 * ONE else f"1 + {ratio - 1:.1e}"
+    rate = f"{by} times the reference's"
     said = f"from update {first + 1} on, " + (f"{rate} rate" if stays else
                                               f"another rate: there {rate}")  # fmt: skip
     if 2 * len(apart) < len(ours) - first:
@@ -542,7 +544,7 @@ def _rates(options: Options, wholes: list[Rows]) -> Rule:
             continue
         rates, decays = solved
         rule.l2[name] = l2
-        rule.rate[name] = rates[-1]
+        rule.rate[name], rule.by_step[name] = rates[-1], rates
         rule.decay[name] = max(decays, key=abs)
         rule.rates = rule.rates or rates
     for name in sorted(
@@ -678,6 +680,8 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
             said.append((f"learning rate {b:.6g} in step {step}, for {a:.6g}",
                          f"learning rate of step {step}: {a:.6g}", entry))  # fmt: skip
             break
+    if not said:
+        said += _schedules_of_some(theirs, ours)
     options = [("weight decay", theirs.decay, ours.decay), (L2, theirs.l2, ours.l2)]
     if not said:  # a schedule is told above
         options.insert(0, ("learning rate", theirs.rate, ours.rate))
@@ -690,6 +694,23 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
         return None
     texts, remedies, entries = zip(*said[:3])
     return Cause(entries[0], "; ".join(texts), "; ".join(remedies))
+
+
+def _schedules_of_some(theirs: Rule, ours: Rule) -> list[tuple[str, str, str]]:
+    """Text, remedy and entry of tensors that have the other side's rate in some steps alone."""
+    found: dict[tuple[int, str, str], set[str]] = {}
+    both = theirs.by_step.keys() & ours.by_step.keys()
+    for name in both:
+        a, b = theirs.by_step[name], ours.by_step[name]
+        close = np.isclose(b, a, rtol=ONE, atol=0)
+        if close.any() and not close.all():
+            step = int(np.argmin(close))
+            key = step, f"{b[step]:.4g}", f"{a[step]:.4g}"
+            found.setdefault(key, set()).add(name)
+    listed = {key: _list_places(members, both) for key, members in found.items()}
+    return [(f"learning rate {b} in step {step}, for {a}, of {of}",
+             f"learning rate of step {step}: {a} for {of}", SCHEDULE)
+            for (step, b, a), of in sorted(listed.items())]  # fmt: skip
 
 
 def _by_moments(*both: Rule) -> tuple[Rule, Rule]:
