@@ -83,6 +83,21 @@ class Operations(Graph):
         self.steps.append(Step(name, inputs, numbers, apply, attributes, line))
         return numbers
 
+    def begin_parameter(self, x: Any, name: str, of_pairs: Callable[[Any], Any]) -> int:
+        """Adds a parameter; a complex one as pairs of reals, and the operation that joins these.
+
+        Args:
+            of_pairs: (..., 2) -> complex, in the framework.
+        """
+        if not _form(x)[1].rpartition(".")[2].startswith("complex"):
+            return self.begin(x, "parameter", name)
+        pairs = self.begin(np.zeros((*np.shape(x), 2)), "parameter", name)
+
+        def apply(values: list[Any], alone: bool) -> list[Any]:
+            return [of_pairs(values[0])]
+
+        return self.add("complex", [pairs], [x], apply, {}, "")[0]
+
     def inputs(self, number: int) -> list[int]:
         step = self.values[number].step
         return self.steps[step].inputs if step >= 0 else []
@@ -103,7 +118,7 @@ class Operations(Graph):
             if value.step < 0:
                 about |= {"op": value.origin, "name": value.name, "inputs": [], "line": ""}
                 single = None if value.shape else _as_reals(value.kept)
-                if value.origin == "constant" and single is not None:
+                if value.origin == "constant" and single is not None and single.size == 1:
                     about["attributes"] = {"value": f"{single.item():.12g}"}
             else:
                 step = self.steps[value.step]
@@ -252,7 +267,8 @@ class Player:
         except Exception:  # an operation that takes no such values
             return None
         one, two = made
-        if not (np.array_equal(one, np.round(one)) and np.array_equal(two, total - one)):
+        moved = np.array_equal(one, np.round(one)) and np.array_equal(two, total - one)
+        if not moved or "complex" in self.tape.values[number].dtype:
             return None
         labels = one.reshape(self.tape.values[number].shape).astype(np.int64)
         once = np.unique(labels).size == labels.size
@@ -304,13 +320,12 @@ def ordered(x: np.ndarray) -> list[float]:
 
 
 def _as_reals(x: Any) -> np.ndarray | None:
-    """A value as float64; None where it is no number, such as a random key."""
+    """A value as float64, a complex one as pairs; None where it is none, such as a random key."""
     try:
         x = np.asarray(x.detach().cpu().resolve_conj() if hasattr(x, "detach") else x)
     except TypeError:
         return None
-    if x.dtype.kind == "c":
-        x = np.abs(x) + 1e-3 * x.real
+    x = tree.to_numpy(x)
     if x.dtype.kind not in "fiub" and x.dtype.name != "bfloat16":
         return None
     return x.astype(np.float64)
@@ -325,7 +340,7 @@ def marginals(x: Any) -> np.ndarray:
     finite = np.abs(found) < HUGE
     y = np.where(finite, found, 0.0)
     rows = []
-    for axis in range(y.ndim):
+    for axis in range(np.ndim(x)):
         others = tuple(k for k in range(y.ndim) if k != axis)
         columns = ((~finite).sum(others), y.sum(others), np.abs(y).sum(others),
                    (y * y).sum(others), y.max(others), y.min(others))  # fmt: skip

@@ -210,15 +210,22 @@ def make_tape(
     ):
         name = side.model.path_name(path)
         known = name in weights and hasattr(x, "dtype")
-        numbers.append(flat.tape.begin(x, *(("parameter", name) if known else ("constant",))))
+        numbers.append(flat.tape.begin_parameter(x, name, _of_pairs) if known
+                       else flat.tape.begin(x, "constant"))  # fmt: skip
         values[numbers[-1]] = x
     numbers += [flat.tape.begin(x, "batch") for x in jax.tree.leaves(given)]
     consts = [flat.tape.begin(x, "constant") for x in closed.consts]
     (flat.tape.loss,) = flat.walk(closed.jaxpr, consts, numbers)
     if gradients:
         values |= {n: v.kept for n, v in enumerate(flat.tape.values) if v.kept is not None}
-        flat.tape.cotangents = evaluate(flat.cotangents, values)
+        found = evaluate(flat.cotangents, values)
+        flat.tape.cotangents = {n: jnp.conj(x) if jnp.iscomplexobj(x) else x
+                                for n, x in found.items()}  # fmt: skip
     return flat.tape
+
+
+def _of_pairs(x: Any) -> Any:
+    return jax.lax.complex(x[..., 0], x[..., 1])
 
 
 def evaluate(program: Function, values: dict[int, Any]) -> dict[int, Any]:

@@ -172,9 +172,10 @@ def make_tape(
     tape = Operations()
     recording = Recording(tape)
     for name, x in [*side.model.named_parameters(), *side.model.named_buffers()]:
-        origin = "parameter" if name in weights else "constant"
-        kept = x if name in weights else x.detach().clone()
-        recording.know(x, tape.begin(kept, origin, name if name in weights else ""))
+        if name in weights:
+            recording.know(x, tape.begin_parameter(x, name, _of_pairs))
+        else:
+            recording.know(x, tape.begin(x.detach().clone(), "constant"))
     leaf, point = side._leaf, side._point
 
     def forced_point(y: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -205,6 +206,10 @@ def make_tape(
     if gradients and loss.requires_grad:
         tape.cotangents = recording.cotangents(loss)
     return tape
+
+
+def _of_pairs(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(x.contiguous())
 
 
 def make(x: np.ndarray, value: TapeValue) -> torch.Tensor:

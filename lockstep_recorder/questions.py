@@ -88,9 +88,6 @@ def make_player(
         from lockstep_recorder import operations_jax as of  # type: ignore[no-redef]
     tape = of.make_tape(side, weights, spec, batch, gradients, forced)
     player = Player(tape, of.make)
-    if any(value.dtype.rpartition(".")[2].startswith("complex")
-           for value in player.tape.values if value.origin == "parameter"):  # fmt: skip
-        raise Mistake(f"{side.user.name}: has complex tensors, which a tape cannot number")
     player.start(weights)
     return player
 

@@ -1,4 +1,4 @@
-"""Recurrent cells: torch has a cell's gates in one tensor, Flax a tensor for each gate.
+"""Recurrent cells: torch and NNX have a cell's gates in one tensor, Linen a tensor for each gate.
 
 A gate's value is the sum of what both of its kernels give, so values tell none of them apart.
 """
@@ -11,7 +11,7 @@ from lockstep.check.entries import Mapping, drop_used, make_entry
 from lockstep.check.layout import Cut, Piece
 from lockstep.check.tensors import Tensors
 
-ORDERS = ("ifgo", "rzn")  # of the gates of torch's LSTM and GRU
+ORDERS = ("ifgo", "rzn")  # of the gates of a fused LSTM and GRU
 GATE = re.compile(r"([ih])([ifgorzn])_?$")
 Cell = dict[tuple[str, bool], dict[str, str]]  # (input or hidden, bias) -> gate -> tensor
 Whole = dict[tuple[str, bool], str]  # (input or hidden, bias) -> tensor
@@ -23,12 +23,14 @@ def match_gates(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         fusing, splitting = (port, reference) if port_fuses else (reference, port)
         only = (mapping.only_port, mapping.only_reference)
         fused, split = only if port_fuses else reversed(only)
-        wholes, cells = list(_fused_cells(fused)), [c for c in _cells(split) if c["h", False]]
+        wholes = list(_fused_cells(fused, fusing))
+        cells = [cell for cell in _cells(split) if cell["h", False]]
         for whole, cell, order in _likeliest(wholes, cells, fusing, splitting):
             for key, name in whole.items():
-                length = fusing.shapes[name][0] // len(order)
+                axis = _axis(name, fusing)
+                length = fusing.shapes[name][axis] // len(order)
                 for at, gate in enumerate(order if set(cell.get(key, ())) == set(order) else ""):
-                    part = Piece(name).cut(Cut(0, at * length, (at + 1) * length))
+                    part = Piece(name).cut(Cut(axis, at * length, (at + 1) * length))
                     pieces = Piece(cell[key][gate]), part
                     r, p = pieces if port_fuses else reversed(pieces)
                     mapping.entries.append(make_entry(reference, r, port, p))
@@ -69,20 +71,25 @@ def _fits(whole: Whole, cell: Cell, order: str, fusing: Tensors, splitting: Tens
         parts = [splitting.shapes[name] for name in cell.get(key, {}).values()]
         if key not in whole or len(parts) != len(order) or len(set(parts)) != 1:
             return False
-        rows, width = fusing.shapes[whole[key]]
-        if sorted(parts[0]) != sorted((rows // len(order), width)):
+        shape = [*fusing.shapes[whole[key]]]
+        shape[_axis(whole[key], fusing)] //= len(order)
+        if sorted(parts[0]) != sorted(shape):
             return False
     return True
 
 
-def _fused_cells(tensors: list[str]) -> Iterator[Whole]:
-    """Yields the tensors of each of torch's cells."""
-    cells: dict[tuple[str, ...], Whole] = {}
+def _axis(name: str, side: Tensors) -> int:
+    """Returns the axis of what a layer gives, along which the gates stand."""
+    return 0 if side.framework == "torch" else len(side.shapes[name]) - 1
+
+
+def _fused_cells(tensors: list[str], side: Tensors) -> Iterator[Whole]:
+    """Yields the tensors of each cell that has its gates in one."""
+    cells: dict[str, Whole] = {}
     for name in tensors:
-        module, _, leaf = name.rpartition(".")
-        if found := names.CELL.match(leaf):
-            key = module, found["layer"] or "", found["reverse"] or ""
-            cells.setdefault(key, {})[found["gate"][0], found[1] == "bias"] = name
+        *outer, kernel, leaf = ["", "", *names.segments(side.spelt[name])]
+        if kernel in ("ih", "hh"):
+            cells.setdefault(".".join(outer), {})[kernel[0], bool(names.is_bias(leaf))] = name
     yield from cells.values()
 
 

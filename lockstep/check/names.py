@@ -7,6 +7,7 @@ from functools import cache
 
 WORDS = {
     "attn": "attention attn selfattention selfattn self_attn sa mha mixer",
+    "self": "self selfattention selfattn self_attn sa",
     "mlp": "mlp ffn ffw ff feedforward feed_forward",
     "norm": "norm ln layernorm rmsnorm layer_norm batchnorm bn groupnorm normalization qn kn qnorm "
     "knorm",

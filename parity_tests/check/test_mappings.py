@@ -46,6 +46,27 @@ def test_gates_of_a_cell_stand_in_torch_s_order(order: str) -> None:
     assert {(e.reference.name.rpartition(".")[0], str(e.port)) for e in back.entries} == made
 
 
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_gates_of_a_cell_are_parted_along_what_its_layers_give(framework: str) -> None:
+    """NNX's OptimizedLSTMCell beside Linen's; values that are zero at first tell no gates apart."""
+    last = framework == "jax"
+    kernels = {"i": (D, 4 * F), "h": (F, 4 * F)}
+    fused: dict[str, Shape] = {f"rnn.cell.dense_{side}.kernel": shape if last else shape[::-1]
+                               for side, shape in kernels.items()}  # fmt: skip
+    fused["rnn.cell.dense_h.bias"] = (4 * F,)
+    gates: dict[str, Shape] = {f"cell.{side}{gate}.kernel": (D if side == "i" else F, F)
+                               for gate in "fgio" for side in "ih"}  # fmt: skip
+    gates |= {f"cell.h{gate}.bias": (F,) for gate in "fgio"}
+    made = mapping.propose(tensors(gates, "jax"), tensors(fused, framework))
+    before = ":, " if last else ""
+    kernels_of = {str(e.reference): str(e.port) for e in made.entries if "kernel" in str(e.port)}
+    assert kernels_of == {
+        f"cell.{side}{gate}.kernel": f"rnn.cell.dense_{side}.kernel[{before}{at * F}:{at * F + F}]"
+        for at, gate in enumerate("ifgo") for side in "ih"
+    }  # fmt: skip
+    assert not made.only_reference and not made.only_port
+
+
 def test_a_cell_without_a_bias_lacks_that_of_its_kernel() -> None:
     """Its kernels say which: biases of one size fit each other."""
     reference: dict[str, Shape] = {}
@@ -122,6 +143,11 @@ TOLD: dict[str, tuple[Shapes, Shapes, dict[str, str]]] = {
         {"rnn.kernel": (D, 3 * D), "rnn.recurrent_kernel": (D, 3 * D)},
         {"cell.h.weight": (3 * D, D), "cell.x.weight": (3 * D, D)},
         {"cell.x.weight": "rnn.kernel"},
+    ),
+    "attention to itself beside that to a memory": (
+        {f"layers.0.{name}.out_proj.weight": (D, F) for name in ("self_attn", "multihead_attn")},
+        {f"layers.0.{name}.o.w": (F, D) for name in ("cross", "self")},
+        {"layers.0.self.o.w": "layers.0.self_attn.out_proj.weight"},
     ),
     "an embedding that is a module": (
         {"emb": (D, F), "pi.w": (F, D)}, {"actor.kernel": (D, F), "embedding.kernel": (D, F)},

@@ -235,6 +235,11 @@ def test_the_verdict_and_the_first_place(name: str, place: str, tmp_path: Path) 
     assert not place or name not in ONE or len(found) == 1, found
 
 
+def test_lines_are_named_where_tensors_are_complex(tmp_path: Path) -> None:
+    root, *_ = check("complex tensors", "filter", tmp_path).roots
+    assert root.lines and "torch.mul(self.weight.conj(), x)" in root.lines[1]
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_names_pair_what_is_not_followed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
