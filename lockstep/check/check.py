@@ -84,7 +84,8 @@ def run(
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
     roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped,
-                                     {entry.reference.name for entry in entries})  # fmt: skip
+                                     {entry.reference.name for entry in entries},
+                                     _lacking_parameters(found, reference, port))  # fmt: skip
     roots = _unmatched(found, climbed[1]) + roots
     unnamed = backward.name_and_join(roots, reference, port, trial, trial.pairing.forced(calls))
     evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
@@ -251,6 +252,12 @@ def _mapping_rung(found: Mapping) -> Stage:
     for name in (*found.only_reference, *found.only_port):
         rung.add("mapping", name, math.inf, 0.0)
     return rung
+
+
+def _lacking_parameters(found: Mapping, reference: Trace, port: Port) -> list[str]:
+    """Lists the parameters without a partner: the norm that gradients are clipped by has theirs."""
+    sides = (found.only_reference, reference.about), (found.only_port, port.facts)
+    return [name for only, about in sides for name in only if name in about["parameters"]]
 
 
 def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:

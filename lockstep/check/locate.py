@@ -59,6 +59,7 @@ def find_roots(
     partnerless: list[str],
     tapped: set[str],
     held: Collection[str] = (),
+    lacking: Collection[str] = (),
 ) -> tuple[list[Root], int]:
     """Finds the roots, first in the order of the program, and how many findings follow from them.
 
@@ -68,6 +69,7 @@ def find_roots(
         partnerless: the reference's calls without a partner.
         tapped: those of which the port shows what comes out alone.
         held: the reference's tensors that have partners: the port has what holds them.
+        lacking: parameters without a partner, of either side.
     """
     by_number = {rung.number: rung.spots for rung in rungs}
     whole = names.numbers_of_no_layer(calls.kinds)
@@ -82,7 +84,7 @@ def find_roots(
     roots += _group(own, "backward", calls, partnerless, tapped)
     # A norm that gradients are clipped by is that of all of them.
     updates = by_number.get("4i", []) or by_number.get("4", [])
-    roots += group_updates([] if by_number.get("1") else updates, whole)
+    roots += group_updates([] if lacking else updates, whole)
     if initial := by_number.get("0", []):
         kinds = sorted(set(names.places_of([spot.where for spot in initial], whole).values()))
         roots.append(_root_of("0", list_some(kinds), "initial values", initial))

@@ -124,6 +124,30 @@ def test_another_value_at_padding_is_said_and_equal(attention: Trace, tmp_path: 
     assert check_inside(attention, port(tmp_path, ATTENTION, wrong)).verdict == "different"
 
 
+def test_statistics_without_a_partner_hide_no_difference_of_the_optimizer(tmp_path: Path) -> None:
+    """They have no part in the norm that gradients are clipped by; parameters have."""
+    statistics_of = (
+        "nn.Linear(6, 6)\n",
+        "nn.Linear(6, 6)\n        self.norm = nn.BatchNorm1d(6)\n",
+    )
+    used = ("self.first(x))", "self.norm(self.first(x)))")
+    reference = PLAIN.replace(*statistics_of).replace(*used) + RMSPROP
+    bare = (statistics_of[1], statistics_of[1].replace("(6)\n", "(6, track_running_stats=False)\n"))
+    path = port(tmp_path, reference, bare, ("eps=1e-3", "eps=1e-2"))
+    result = check_inside(record(reference, tmp_path), path)
+    assert [root.direction for root in result.roots] == ["mapping", "update"]
+    path = port(tmp_path, PLAIN + RMSPROP, ("self.first(x)", "self.first.weight.new_ones(4, 6)"),
+                ("eps=1e-3", "eps=1e-2"), ("nn.Linear(6, 6), nn", "nn.Identity(), nn"),
+                (".first.weight", ".second.weight"))  # fmt: skip
+    result = check_inside(record(PLAIN + RMSPROP, tmp_path), path)
+    assert "update" not in [root.direction for root in result.roots]
+
+
+RMSPROP = """
+
+def optimizer(model):
+    return torch.optim.RMSprop(model.parameters(), eps=1e-3)
+"""
 TWO_MASKS = """
 import numpy as np
 import torch
