@@ -35,13 +35,14 @@ class JaxTwin:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
+        self.keeps = config.run.ways.get("memory") == "kept"  # the memory that a step frees
+        keep_freed_memory(self.keeps)  # before weights and moments take theirs
         self.capabilities = find_capabilities(self.device)
         self.mesh = make_mesh(config, self.device)
         self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
         self.compiled_trace: Any = None
         self.rank, self.processes = rank(), process_count()
         self.segments = False  # whether a row has several, in the window given to `prepare`
-        self.keeps = config.run.ways.get("memory") == "kept"  # the memory that a step frees
         self.temporaries = 0  # bytes that each call of the compiled step allocates and frees
         self.prepared: Any = None  # shapes of the window for which the step is compiled
 

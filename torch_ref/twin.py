@@ -10,7 +10,7 @@ from lockstep.config import Config
 from lockstep.data.batch import Batch, blank_window
 from lockstep.model.params import Arrays, intermediates
 from lockstep.model.state import TrainState
-from lockstep.train.memory import resident_peak
+from lockstep.train.memory import give_back_surplus, keep_freed_memory, resident_peak
 from lockstep.twin import BatchTrace, StepResult
 
 from .extra.capabilities import find_capabilities
@@ -35,6 +35,8 @@ class TorchTwin:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
+        self.keeps = config.run.ways.get("memory") == "kept"  # the memory that a step frees
+        keep_freed_memory(self.keeps)  # before weights and moments take theirs
         self.synchronous = self.device.type == "cpu"
         self.capabilities = find_capabilities(self.device)
         self.mesh = make_mesh(config, self.device)
@@ -42,6 +44,7 @@ class TorchTwin:
         self.rank, self.processes = rank(), process_count()
         self.passes: Passes | None = None
         self.segments = False  # whether a row has several, in the window given to `prepare`
+        self.gradients = sum(p.nbytes for p in self.trainer.params.values())  # bytes
 
     def own_rows(self, count: int) -> np.ndarray | None:
         if self.processes == 1:
@@ -85,7 +88,15 @@ class TorchTwin:
         return place_batch(window.map_arrays(torch.from_numpy), self.device, self.mesh)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
-        return self.trainer.step(window)
+        keep_freed_memory(self.keeps)
+        wait = self.trainer.step(window)
+
+        def finish() -> StepResult:
+            result = wait()
+            give_back_surplus(self.gradients)  # a step allocates these at least
+            return result
+
+        return finish
 
     def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:
         loss, grads = loss_and_grads(self.trainer, self.place(batch))

@@ -12,11 +12,13 @@ interval. So it is out as soon as it was not in two, and most races end after tw
 
 import hashlib
 import json
+import mmap
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from lockstep.train.memory import keep_freed_memory
 MARGIN = 1.02  # of the framework's own speed
 ROUNDS, LOST = 9, 2  # rounds at most; in so many a way was not faster, and is out
 TOKENS = 2048  # of a micro-batch that is measured, at most
-KEPT, BUFFER = "memory=kept", 36 * 2**20  # bytes: more than glibc ever keeps by itself, 32 MiB
+KEPT, BUFFER = "memory=kept", b"1" * 2**23  # what is written in pages that are kept, or new
 # What libraries read, and choose their kernels and their threads by.
 READ = ("ATEN_", "DNNL_", "MKL_", "NPROC", "OMP_", "ONEDNN_", "XLA_")
 
@@ -171,20 +173,16 @@ def race_all(framework: str, config: Config, ways: list[str], enter: Enter) -> S
 
 
 def take_pages(*, kept: bool) -> Turn:
-    """Makes a turn that allocates a buffer, writes it and frees it.
-
-    What is kept is taken the first time, which is not measured.
-    """
-
-    def take() -> float:
-        began = time.perf_counter()
-        taken = b"1" * BUFFER
-        del taken
-        return time.perf_counter() - began
+    """Makes a turn that writes a buffer: a kept one, or one that it takes from the system."""
+    take = partial(mmap.mmap, -1, len(BUFFER), flags=mmap.MAP_PRIVATE)
+    buffer = take()
 
     def turn() -> float:
-        keep_freed_memory(kept)
-        return [take() for _ in range(1 + kept)][-1]
+        began = time.perf_counter()
+        pages = buffer if kept else take()
+        pages[:] = BUFFER
+        del pages  # which gives new ones back
+        return time.perf_counter() - began
 
     return turn
 

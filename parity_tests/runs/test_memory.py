@@ -1,8 +1,10 @@
 """A process keeps memory that was freed, or gives it back, as glibc is told."""
 
+import importlib
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from lockstep.config import from_flags
 from lockstep.parity.pair import GPT
 from lockstep.parity.toy import start
+from lockstep.twin import MODULES
 
 # Each buffer is freed when something small has settled at its edge. Where the next one has to
 # be aligned, and so needs an edge, it does not fit there.
@@ -72,15 +75,58 @@ def test_without_proc_all_is_kept() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_the_jax_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax_impl import twin as jax_twin
+LARGE = """
+import ctypes
+from lockstep.train import memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def advised():
+    block, mapped = libc.malloc(1 << 26), False
+    for line in open("/proc/self/smaps"):
+        words = line.split()
+        if "-" in words[0]:
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            mapped = start <= block + (1 << 25) < end
+        elif mapped and words[0] == "VmFlags:":
+            libc.free(ctypes.c_void_p(block))
+            return "hg" in words
+before = memory._kibibytes("VmRSS")
+print(advised())
+memory.keep_freed_memory(True)
+print(advised())
+print(memory._kibibytes("VmRSS") - before < 1 << 12)
+memory.give_back_surplus(0)
+grown = memory._kibibytes
+memory._kibibytes = lambda field: grown(field) + (1 << 20)
+memory.give_back_surplus(0)
+print(advised())
+memory.keep_freed_memory(False)
+print(advised())
+"""
 
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists()
+    or platform.libc_ver()[0] != "glibc", reason="large pages are Linux's, mallopt is glibc's",
+)  # fmt: skip
+def test_what_is_kept_lies_in_large_pages() -> None:
+    """After a surplus was given back, too; to ask for them takes no memory."""
+    command = [sys.executable, "-c", LARGE]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["False", "True", "True", "True", "False"]
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_twin_gives_back_after_each_step(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+    module = importlib.import_module(MODULES[framework])
     said = list[str]()
-    monkeypatch.setattr(jax_twin, "give_back_surplus", lambda n: said.append(f"keeps {n}"))
-    monkeypatch.setattr(jax_twin, "keep_freed_memory", lambda on: said.append(f"told {on}"))
-    twin: Any = jax_twin.JaxTwin.__new__(jax_twin.JaxTwin)
+    monkeypatch.setattr(module, "give_back_surplus", lambda n: said.append(f"keeps {n}"))
+    monkeypatch.setattr(module, "keep_freed_memory", lambda on: said.append(f"told {on}"))
+    kind = {"jax": "JaxTwin", "torch": "TorchTwin"}[framework]
+    twin: Any = object.__new__(getattr(module, kind))
     twin.trainer = SimpleNamespace(step=lambda window: lambda: said.append(f"done {window}"))
-    twin.temporaries, twin.keeps = 7, True
+    twin.temporaries = twin.gradients = 7
+    twin.keeps = True
     wait = twin.step(3)
     assert said == ["told True"]
     wait()
@@ -100,23 +146,26 @@ import resource
 from lockstep.config import from_flags
 from lockstep.data.batch import blank_window
 from lockstep.parity.toy import start
-flags = {"model": "tiny", "policy": "fp32", "autotune": "memory=kept"}
+flags = dict(model="tiny", policy="fp32", autotune="memory=kept")
 config = from_flags(flags, accelerator=False)
-twin = start("jax", config)
+twin = start("{framework}", config)
 twin.prepare()
 window, faults = twin.place(blank_window(config)), []
 for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     twin.step(window)()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(min(faults), twin.temporaries // resource.getpagesize())
+print(min(faults), twin.{allocated} // resource.getpagesize())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_a_step_in_kept_memory_takes_no_new_pages() -> None:
+@pytest.mark.parametrize(
+    ("framework", "allocated"), [("jax", "temporaries"), ("torch", "gradients")]
+)
+def test_a_step_in_kept_memory_takes_no_new_pages(framework: str, allocated: str) -> None:
     """The main thread takes the buffers: another thread's heap keeps nothing."""
-    command = [sys.executable, "-c", KEPT]
+    command = [sys.executable, "-c", KEPT.format(framework=framework, allocated=allocated)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     faults, pages = map(int, printed.split())
     assert faults < pages / 10

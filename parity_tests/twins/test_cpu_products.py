@@ -121,7 +121,8 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     config = toy(policy=policy, numerics="fast", context=128, n_layer=3)
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
     monkeypatch.setattr(onednn, "LINEAR", len)
-    monkeypatch.setattr(jax_impl.extra.ways, "can_keep_freed_memory", lambda: False)
+    for package in (jax_impl, torch_ref):
+        monkeypatch.setattr(package.extra.ways, "can_keep_freed_memory", lambda: False)
     for find, expected in zip(finders, WAYS[policy]):
         assert find(config, cpu) == expected
         assert find(config, gpu) == find(config.replace(numerics="strict"), cpu) == []
@@ -133,10 +134,12 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     monkeypatch.setattr(onednn, "LINEAR", None)
     for find, expected in zip(finders, WAYS[policy]):
         assert find(config, cpu) == [way for way in expected if way.startswith("attention")]
-    monkeypatch.setattr(jax_impl.extra.ways, "can_keep_freed_memory", lambda: True)
-    kept = [*WAYS[policy][0], "memory=kept"] if policy not in ("tf32", "fp8") else []
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
-    assert finders[0](config, cpu) == kept
+    monkeypatch.setattr(onednn, "LINEAR", len)
+    for package, find, expected in zip((jax_impl, torch_ref), finders, WAYS[policy]):
+        monkeypatch.setattr(package.extra.ways, "can_keep_freed_memory", lambda: True)
+        kept = [] if policy in ("tf32", "fp8") else ["memory=kept"]
+        assert find(config, cpu) == expected + kept
 
 
 @pytest.mark.parametrize(

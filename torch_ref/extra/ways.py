@@ -9,6 +9,7 @@ import torch
 from lockstep.config import Config
 from lockstep.devices import Capabilities
 from lockstep.model.attention import wants_fused, written_out_blocks
+from lockstep.train.memory import can_keep_freed_memory
 
 from ..model import Attention, Places
 from ..precision import autocast, dtype
@@ -28,6 +29,7 @@ def find_ways(config: Config, device: Capabilities) -> list[str]:
         "attention=reference": ours,
         "attention=blocks": ours and written_out_blocks(precision, config.model.context) > 1,
         f"matmul={onednn.LIBRARY}": single and plain and onednn.LINEAR is not None,
+        "memory=kept": can_keep_freed_memory(),
     }
     return [way for way, exists in found.items() if exists]
 
