@@ -45,6 +45,13 @@ def test_one_number_that_is_drawn_is_no_constant() -> None:
 
 
 def test_a_rule_is_named_where_numbers_are_enough_to_tell_it() -> None:
-    assert rule_of(0.0968, 3, (3,)) == rule_of(0.021, 60, (60,)) == ""
-    assert rule_of(0.0201, 4096, (64, 64)) == "normal(0.02)"
-    assert rule_of(0.0, 3, (3,)) == "a constant"
+    assert rule_of(0.0968, (3,), "torch") == rule_of(0.021, (60,), "torch") == ""
+    assert rule_of(0.0201, (64, 64), "torch") == "normal(0.02)"
+    assert rule_of(0.0, (3,), "torch") == "a constant"
+
+
+def test_a_rule_counts_what_a_layer_is_given() -> None:
+    """Of torch's kernels the first axis is what it gives, of Flax's the last."""
+    for shape, framework in (((32, 8), "torch"), ((8, 32), "jax")):
+        assert rule_of(0.202, shape, framework) == "torch's uniform 1/sqrt(3 * 8)"
+    assert rule_of(0.223, (32, 8), "torch") == "Glorot's sqrt(2/40)"

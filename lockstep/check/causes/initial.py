@@ -2,8 +2,12 @@
 
 import math
 
+import numpy as np
+
 from lockstep.check.causes.evidence import Cause, Evidence
+from lockstep.check.layout import Piece
 from lockstep.check.locate import Root
+from lockstep.model.params import Arrays
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
@@ -13,9 +17,12 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     entry = next((e for e in evidence.entries if str(e.reference) == spot.where), None)
     if entry is None or entry.reference.name not in initial:
         return None
-    theirs = initial[entry.reference.name]
-    ours = entry.port.take(evidence.port.initial)
-    said = [rule_of(std, ours.size, entry.shape) for std in (float(ours.std()), theirs["std"])]
+    ours = _drawn(entry.port, evidence.port.initial)
+    theirs = _drawn(entry.reference, evidence.reference.weights)
+    stds = float(ours.std()), initial[entry.reference.name]["std"]
+    frameworks = evidence.framework, evidence.reference.about["framework"]
+    said = [rule_of(std, x.shape, framework)
+            for std, x, framework in zip(stds, (ours, theirs), frameworks)]  # fmt: skip
     if not all(said) or said[0] == said[1]:
         return None
     return Cause(
@@ -23,20 +30,31 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     )
 
 
-def rule_of(std: float, n: int, shape: tuple[int, ...]) -> str:
+def _drawn(piece: Piece, arrays: Arrays) -> np.ndarray:
+    """Returns what was drawn at once: a tensor, or one layer of a stack."""
+    stacked = any(cut.index for cut in piece.cuts)
+    return piece.take(arrays) if stacked else arrays[piece.name]
+
+
+def rule_of(std: float, shape: tuple[int, ...], framework: str) -> str:
     """The rule that gives this standard deviation, within five sampling errors; "" where none does,
-    or where so few numbers do not tell two rules apart of which one gives twice the other's."""
+    or where so few numbers do not tell two rules apart of which one gives twice the other's.
+
+    Args:
+        framework: torch has what a layer gives in the first axis, JAX in the last.
+    """
     if std < 1e-12:
         return "a constant"
     rules = {"normal(0.02)": 0.02, "normal(1)": 1.0, "normal(0.01)": 0.01}
     if len(shape) >= 2:
-        out, fan = shape[0], math.prod(shape[1:])
+        out, *given = shape if framework == "torch" else shape[::-1]
+        fan = math.prod(given)
         rules |= {
             f"LeCun's 1/sqrt({fan})": fan**-0.5, f"He's sqrt(2/{fan})": (2 / fan) ** 0.5,
             f"Glorot's sqrt(2/{fan + out})": (2 / (fan + out)) ** 0.5,
             f"torch's uniform 1/sqrt(3 * {fan})": (3 * fan) ** -0.5,
             f"1/sqrt({out})": out**-0.5,
         }  # fmt: skip
-    error = 5 * (1 / (2 * n)) ** 0.5
+    error = 5 * (1 / (2 * math.prod(shape))) ** 0.5
     off, name = min((abs(math.log(std / value)), name) for name, value in rules.items())
     return name if off <= error < math.log(2) / 2 else ""
