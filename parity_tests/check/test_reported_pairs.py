@@ -448,6 +448,14 @@ def update(model, opt, step):
 )
 
 
+def test_a_schedule_that_is_one_update_ahead_is_told(tmp_path: Path) -> None:
+    """Of the four updates of rung 4i the last alone differs."""
+    late = changed(TWICE, ("max(0.0, 1 - RATE / 20)", "0.5 ** (RATE // 4)"))
+    ahead = changed(late, ("    RATE = 0\n    return", "    RATE = 1\n    return"))
+    (root,) = check(tmp_path, late, ahead).roots
+    assert (root.rung, root.cause) == ("4i", "the schedule is one step ahead")
+
+
 def test_a_schedule_that_goes_on_with_each_gradient_is_told(tmp_path: Path) -> None:
     fast = changed(TWICE, ("        RATE += 1", "    RATE += 1"))
     (root,) = check(tmp_path, TWICE, fast).roots

@@ -83,8 +83,8 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
                 for found in (their_rules, our_rules))  # fmt: skip
     by_optax = evidence.port.facts["framework"] == "jax"
     if known and (found := compare(their_rules, our_rules, counts[0] or 1, by_optax)):
-        if found.entry == SCHEDULE and counts[0] and counts[0] > 1:
-            found = _by_gradients(evidence, their_rules, counts[0]) or found
+        if found.entry == SCHEDULE and counts[0]:
+            found = _count_of_steps(evidence, their_rules, counts[0]) or found
         if by_optax and _lacks_epsilon(their_rules, our_rules) and found.text != NO_EPSILON:
             root.hints.append("optax's clip has no epsilon, torch's has 1e-06: that stands beside")
         return _with_lines(found, evidence)
@@ -258,8 +258,9 @@ def _rates_by(sizes: np.ndarray, moved: np.ndarray, n: int) -> np.ndarray:
     return by_update / sizes[: len(by_update)]
 
 
-def _by_gradients(evidence: Evidence, rules: list[Rule], n: int) -> Cause | None:
-    """Says if one side's schedule goes on with each gradient, of which `n` make an update."""
+def _count_of_steps(evidence: Evidence, rules: list[Rule], n: int) -> Cause | None:
+    """Says if one side's schedule is one step off, or goes on with each gradient, of which `n` make
+    an update: few updates do not show it."""
     reference, port = evidence.reference, evidence.port
     theirs_of = reference.group("varied")
     pairs = dict(whole_tensors(evidence.entries, theirs_of))
@@ -271,9 +272,12 @@ def _by_gradients(evidence: Evidence, rules: list[Rule], n: int) -> Cause | None
     ours_of = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
     both = theirs_of[name], ours_of[pairs[name]]
     theirs, ours = (_rates_by(by, moved, n) for moved in both)
+    least = min(len(theirs), len(ours))
+    if least and (shift := _shift(theirs[:least].tolist(), ours[:least].tolist())):
+        return _one_step_off(shift)
     close = ONE * float(theirs.max(initial=0.0))
     for fast, slow, said in ((ours, theirs, True), (theirs, ours, False)):
-        for start in range(n):
+        for start in range(n if n > 1 else 0):
             some_of = slow[start::n][: len(fast)]
             if len(some_of) > n and np.allclose(fast[: len(some_of)], some_of, rtol=0, atol=close):
                 with_each = (f"with each of {n} gradients", "with each update")
