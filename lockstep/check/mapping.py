@@ -139,9 +139,11 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 far = abs(places[0][at][r] - places[1][at][p])
                 owned = _of_one_owner(owners, reference.owner(r), port.owner(p))
                 score = likeness(reference, r, port, p) + owned
-                # A table of (8, 2) fits a gain of 16 elements, if nothing else.
-                first = _has_axes(r, reference) != _has_axes(p, port), ours[p] != theirs[r]
-                last = _is_unusual(reference, r, port, p), far
+                # A table of (8, 2) fits a gain of 16 elements, if nothing else; (1, 16) is as it.
+                long = [[n for n in shape if n > 1] for shape in shapes]
+                axes = _has_axes(r, reference) != _has_axes(p, port)
+                first = axes and long[0] != long[1], ours[p] != theirs[r]
+                last = axes or _is_unusual(reference, r, port, p), far
                 scored.append((first, -round(score, 6), last, p, r))
         _take_best(mapping, sorted(scored), reference, port, owners, copies)
 

@@ -294,7 +294,7 @@ class _Splitting:
         if (owners != owner).any():
             return None
         name, shape = self.names[owner], self.shapes[self.names[owner]]
-        at = np.unravel_index(places - self.starts[owner], shape)
+        at = np.unravel_index(places - self.starts[owner], shape) if shape else ()
         ranges = [_range_of(np.unique(x)) for x in at]
         if None in ranges or prod(map(len, filter(None, ranges))) != places.size:
             return None
