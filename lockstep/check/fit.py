@@ -8,13 +8,15 @@ from math import prod
 
 import numpy as np
 
+from lockstep.check import names
 from lockstep.check.selections import Selection, read_apart
 from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike, row_of
 from lockstep.check.turns import cuts, digest, joins, turns
-from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, ordered
+from lockstep_recorder.operations import SEES_ORDER, fingerprint, ordered
 
 TRIALS = 200  # candidates of one operation
 LAYOUTS = 24  # of one part of a tensor
+JOINED = 24  # ways to put the same tensors together that fit
 LARGE = 1_000_000  # elements of all candidates that are tried at once
 
 
@@ -50,13 +52,8 @@ class Fits:
         kinds: tuple[str, ...] = ("whole", "part"),
     ) -> Iterator[Candidate]:  # fmt: skip
         """Yields what one operation of the reference has for the values that hold tensors."""
-        held = [self.held(f) for f in self.reference.frontiers(meeting)]
         if len(unknown) > 1:
-            for chosen in islice(permutations(held, len(unknown)), 24):
-                fitted = [next(turns(x, self.shape(f)), None) for f, x in zip(unknown, chosen)]
-                places = {f: x for f, x in zip(unknown, fitted) if x is not None}
-                if len(places) == len(unknown):
-                    yield Candidate((meeting,), places)
+            yield from self._together(meeting, unknown)
             return
         (frontier,) = unknown
         size = self.port.values[frontier].size
@@ -75,6 +72,41 @@ class Fits:
                         if (key := digest(y)) not in seen:
                             seen.add(key)
                             yield Candidate((meeting,), {frontier: y}, kind)
+
+    def _together(self, meeting: int, unknown: list[int]) -> Iterator[Candidate]:
+        """Yields one operation's tensors for several values, each once, those of like names first;
+        values of the same elements, such as of a tensor that is used twice, have one tensor."""
+        groups: dict[bytes, list[int]] = {}
+        for f in unknown:
+            groups.setdefault(elements_of(present(self.port.labels(f))), []).append(f)
+        each = {elements_of(x): (f, x) for f in self.reference.frontiers(meeting)
+                for x in [self.held(f)]}  # fmt: skip
+        fitting = [self._alike_first(first, list(each.values())) for first, *_ in groups.values()]
+        for chosen in _each_once(fitting):
+            places: dict[int, np.ndarray] = {}
+            for (first, *others), x in zip(groups.values(), chosen):
+                places[first] = x
+                places |= {f: self._as_in(first, x, f) for f in others}
+            yield Candidate((meeting,), places)
+
+    def _alike_first(
+        self, frontier: int, held: list[tuple[int, np.ndarray]]
+    ) -> list[tuple[int, np.ndarray]]:
+        """Lists the values of the reference that fit one of the port's, in each layout, by what
+        their names have in common with its own; the next in its order first."""
+        found: list[tuple[float, int, int, np.ndarray]] = []
+        (ours, *_) = self.port.names_of(frontier)
+        for theirs, x in held:
+            share = max(names.share_of_words(ours, n) for n in self.reference.names_of(theirs))
+            for k, y in enumerate(islice(turns(x, self.shape(frontier)), LAYOUTS)):
+                found.append((-share, theirs, k, y))
+        return [(theirs, y) for *_, theirs, _, y in sorted(found, key=lambda each: each[:3])]
+
+    def _as_in(self, one: int, places: np.ndarray, other: int) -> np.ndarray:
+        """Returns the reference's elements in one value, as they stand in another of the same."""
+        ours, theirs = (present(self.port.labels(f)) for f in (one, other))
+        order = np.argsort(ours, axis=None)
+        return places.ravel()[order][np.searchsorted(np.sort(ours, axis=None), theirs)]
 
     def _parts(self, meeting: int, x: np.ndarray, size: int) -> list[np.ndarray]:
         """Lists the parts of a tensor whose results the reference reads apart, such as each second
@@ -182,18 +214,9 @@ class Fits:
         rest = [candidate for candidate, _ in agreeing if candidate.kind != "whole"]
         if len(whole) < 2:
             return [candidate for candidate, _ in whole] + rest
-        shape, row, exact = self._shape_of(meeting), self.known.rows[meeting], []
-        for candidate, trial in whole[:40]:
-            ours = self.port.value_of(trial, number)
-            scale = self.known.tolerance * row[3]
-            if any(np.allclose(ordered(y), row[SEES_ORDER], rtol=0, atol=scale)
-                   for y in turns(ours, shape)):  # fmt: skip
-                exact.append(candidate)
+        exact = [candidate for candidate, trial in whole[:40]
+                 if self._in_order([self.port.value_of(trial, number)], meeting)]  # fmt: skip
         return (exact or [candidate for candidate, _ in whole]) + rest
-
-    def _pieces(self, value: np.ndarray, size: int) -> np.ndarray:
-        found = [fingerprint(part) for part in islice(cuts(value, size), 64)]
-        return np.array(found).reshape(-1, COLUMNS)
 
     def _is_among(self, rows: np.ndarray, row: np.ndarray) -> bool:
         return len(rows) > 0 and bool(are_alike(rows, row, self.known.tolerance).any())
@@ -255,22 +278,18 @@ class Fits:
         shape = list(self.shape(frontier))
         shape[axis] = len(part.indices)
         layouts = list(islice(turns(held, tuple(shape)), LAYOUTS))
-        if part.size_of(self.port) != int(wanted[0]) or not layouts:
+        whole = self.port.values[number]
+        if len(part.indices) * whole.size != wanted[0] * whole.shape[part.axis] or not layouts:
             return None
         trials = []
         for x in layouts:
             data = np.zeros(self.shape(frontier))
             np.moveaxis(data, axis, 0)[part.indices] = np.moveaxis(self.flat[x], axis, 0)
-            trials.append({frontier: data} | self._without_others(part.value, number))
-        rows = self.port.attempt(trials, [part.value])[:, 0]
+            trials.append({frontier: data})
+        results = self.port.values_of(trials, [number])[number]
+        rows = np.array([fingerprint(y.take(part.indices, part.axis)) for y in results])
         alike = are_alike(rows, wanted, self.known.tolerance)
         return layouts[int(alike.argmax())] if alike.any() else None
-
-    def _without_others(self, value: int, number: int) -> dict[int, np.ndarray]:
-        """Returns zeros for what is met between an operation and a value made of it, as a bias."""
-        between = self.port.above([value]) & self.port.made_of(number)
-        met = {f for n in between for f in self.port.frontiers(n)}
-        return {f: np.zeros(self.shape(f)) for f in met}
 
     def matching_joined(
         self,
@@ -278,21 +297,49 @@ class Fits:
         candidates: Iterable[Candidate],
         also: dict[int, np.ndarray] | None = None,
     ) -> list[Candidate]:
-        """Returns the joined candidates of whose result a part is each operation's."""
-        found = []
+        """Returns the joined candidates of whose result a part is each operation's; if there are
+        any, those alone of which it is element by element."""
+        found, exact = [], []
         for candidate in islice(candidates, 2 * TRIALS):
             value = self.port.value_of(self.trial(candidate) | (also or {}), number)
-            wanted = [self.known.rows[m] for m in candidate.met]
-            if sum(int(row[0]) for row in wanted) != value.size:
+            if sum(int(self.known.rows[m][0]) for m in candidate.met) != value.size:
                 break
-            pieces = {row[0]: self._pieces(value, int(row[0])) for row in wanted}
-            if all(len(pieces[row[0]])
-                   and are_alike(pieces[row[0]], row, self.known.tolerance).any()
-                   for row in wanted):  # fmt: skip
+            alike = [self._alike_pieces(value, m) for m in candidate.met]
+            if all(alike):
                 found.append(candidate)
-                if len(found) == 6:
+                exact += [candidate] if all(map(self._in_order, alike, candidate.met)) else []
+                if len(exact or found) == JOINED:
                     break
-        return found
+        return exact or found
+
+    def _alike_pieces(self, value: np.ndarray, meeting: int) -> list[np.ndarray]:
+        """Lists the slices of a value that are an operation's result, in any order."""
+        row = self.known.rows[meeting]
+        return [piece for piece in islice(cuts(value, int(row[0])), 64)
+                if are_alike(fingerprint(piece)[None], row, self.known.tolerance)[0]]  # fmt: skip
+
+    def _in_order(self, pieces: list[np.ndarray], meeting: int) -> bool:
+        """Says if one of these is an operation's result element by element, if its axes turn."""
+        shape, row = self._shape_of(meeting), self.known.rows[meeting]
+        scale = self.known.tolerance * row[3]
+        return any(np.allclose(ordered(y), row[SEES_ORDER], rtol=0, atol=scale)
+                   for piece in pieces for y in turns(piece, shape))  # fmt: skip
+
+
+def _each_once(fitting: list[list[tuple[int, np.ndarray]]]) -> Iterator[list[np.ndarray]]:
+    """Yields a layout for each of several values, none of the same tensor as another's.
+
+    Args:
+        fitting: for each value: a tensor's number and its elements in a layout.
+    """
+    if not fitting:
+        yield []
+        return
+    first, *others = fitting
+    for number, x in first:
+        left = [[each for each in layouts if each[0] != number] for layouts in others]
+        if all(left):
+            yield from ([x, *rest] for rest in _each_once(left))
 
 
 def _in_turn(layouts: list[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
@@ -310,6 +357,11 @@ def _forms(side: SideTape, frontier: int) -> list[np.ndarray]:
         if labels.size == prod(shape) and labels.min() == start and labels.shape != shape:
             return [labels, np.arange(start, start + labels.size).reshape(shape)]
     return [labels]
+
+
+def elements_of(places: np.ndarray) -> bytes:
+    """Tells sets of elements apart."""
+    return digest(np.sort(places, axis=None))
 
 
 def present(labels: np.ndarray | None) -> np.ndarray:

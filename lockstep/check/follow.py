@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.apart import PartedAt, find_parts
-from lockstep.check.fit import LARGE, Candidate, Fits, present
+from lockstep.check.apart import MOVES, PartedAt, find_parts
+from lockstep.check.fit import LARGE, Candidate, Fits, elements_of, present
 from lockstep.check.selections import Selection, parted
 from lockstep.check.tapes import (
     EQUAL,
@@ -25,7 +25,7 @@ from lockstep.check.tapes import (
     axes_of,
     order_between,
 )
-from lockstep.check.turns import digest, turns
+from lockstep.check.turns import turns
 from lockstep.model.params import Arrays
 from lockstep_recorder.operations import marginals
 
@@ -36,7 +36,9 @@ GUESSES = 24  # layouts of one tensor that are tried ahead
 UNITS, WINDOW = 3, 100  # open tensors that are guessed together; values in which they are sought
 TOGETHER, MOST_JOINTLY = 24, 400  # layouts of one of them; of all together
 FAILURES = 12  # of such guesses, after which none is tried any more
-RETURNS = 30  # to an earlier choice, in one walk
+GROUPS = 60  # of operations whose tensors may be joined in one
+FITTING = 24  # tensors for one operation that are tried in turn
+RETURNS = 100  # to an earlier choice, until a later value agrees
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
 OPEN = -1  # an element of the port that has no partner
 
@@ -268,7 +270,7 @@ class _Walk:
         if fitting := found or guessed:
             if len(fitting) > 1:
                 meetings = {m for c in fitting for m in c.met}
-                self.choices.append(Fork(at, number, self.now.copy(), fitting[1:6], meetings))
+                self.choices.append(Fork(at, number, self.now.copy(), fitting[1:FITTING], meetings))
             self._take(fitting[0] if guessed else self._telling(number, fitting[0]))
             self.now.guessed += unknown if guessed else []
         elif not self._guess_jointly(number):
@@ -355,9 +357,9 @@ class _Walk:
         fresh = [m for m in same if m not in self.now.done or self._is_left(m)]
         found = self.fits.matching(number, fresh, unknown)
         if not found and len(unknown) == 1:
-            parted = self._parted(number, fresh)
+            parted = self._parted(number, fresh, {*self.fits.shape(unknown[0])})
             for count in (2, 3, 4):
-                for group in islice(combinations(fresh, count), 30):
+                for group in islice(combinations(fresh, count), GROUPS):
                     for parts in (parts for parts in parted if len(parts) == count):
                         found += self.fits.matching_parts(number, group, unknown[0], parts)
                     if not parted:
@@ -370,31 +372,48 @@ class _Walk:
         found = found or self.fits.matching(number, [m for m in same if m not in fresh], unknown)
         return self._ranked(found, unknown)
 
-    def _parted(self, number: int, fresh: list[int]) -> list[tuple[Selection, ...]]:
+    def _parted(
+        self, number: int, fresh: list[int], lengths: set[int]
+    ) -> list[tuple[Selection, ...]]:
         """Finds how the port takes an operation's result apart, where the reference has smaller
         results of the same data."""
         sizes = [self.reference.values[m].size for m in fresh]
         if sum(size < self.port.values[number].size for size in sizes) < 2:
             return []
-        window = self.port.below(number, AHEAD)
-        ahead = self._ahead(number, also=[f for n in window for f in self.port.frontiers(n)])
-        return parted(self.port, number, [n for n in ahead if n in window])
+        later = self.port.data[self.port.data.index(number) + 1 :][:FURTHEST]
+        still = {n: {f for f in self.port.frontiers(n) if self._is_open(f)} for n in later}
+        ahead = self._ahead(number, also=set().union(*still.values()))
+        above = self.port.above(ahead)
+        met = {f for n in later if n in above for f in still[n]}
+        return parted(self.port, number, ahead, lengths, met)
 
     def _ranked(self, found: list[Candidate], unknown: list[int]) -> list[Candidate]:
-        """Sorts candidates by what their tensors' names have in common with the port's; those with
-        elements that have a partner are left out, if there are others."""
+        """Sorts candidates: first those whose tensors the reference uses alike, for what is joined
+        is used as one; then by what their names have in common with the port's. Those with elements
+        that have a partner are left out, if there are others."""
         words = _words(self.port.names_of(f) for f in unknown)
 
-        def rank(candidate: Candidate) -> tuple[bool, float]:
+        def rank(candidate: Candidate) -> tuple[bool, int, float]:
             taken = any(self.now.used[places].any() for places in candidate.places.values())
             theirs = _words(self.reference.names_of(f) for m in candidate.met
                             for f in self.reference.frontiers(m))  # fmt: skip
-            return taken, -len(words & theirs) / max(len(words | theirs), 1)
+            uses = {self._use(m) for m in candidate.met}
+            return taken, len(uses), -len(words & theirs) / max(len(words | theirs), 1)
 
         ranks = [rank(candidate) for candidate in found]
-        least = min((taken for taken, _ in ranks), default=False)
+        least = min((taken for taken, *_ in ranks), default=False)
         kept = [(r, at) for at, r in enumerate(ranks) if r[0] == least]
         return [found[at] for _, at in sorted(kept)]
+
+    def _use(self, meeting: int) -> tuple[str, ...]:
+        """Lists the operations on a result up to that which joins it with other data; what moves it
+        is left out."""
+        found = []
+        for n in self.reference.below(meeting, NEAR):
+            found += [self.reference.values[n].op] * (self.reference.values[n].op not in MOVES)
+            if len(self.reference.data_inputs(n)) > 1:
+                break
+        return tuple(found)
 
     def _orders(self, number: int) -> list[np.ndarray]:
         """Finds in which order the indices of an operation's data stand, where they are those of
@@ -715,10 +734,10 @@ class _Walk:
 
     def _of_same_tensors(self, number: int) -> list[int]:
         """Lists the reference's operations that meet what this meets."""
-        ours = {_elements(self._source_of(f)) for f in self.port.frontiers(number)}
+        ours = {elements_of(self._source_of(f)) for f in self.port.frontiers(number)}
         return [
             m for m in self.reference.meetings
-            if ours & {_elements(self.fits.held(f)) for f in self.reference.frontiers(m)}
+            if ours & {elements_of(self.fits.held(f)) for f in self.reference.frontiers(m)}
         ]  # fmt: skip
 
     # The answer.
@@ -757,10 +776,6 @@ def _joined(candidates: tuple[Candidate, ...]) -> Candidate | None:
 def _is_blank(row: np.ndarray) -> bool:
     """Says if a value is one number throughout."""
     return bool(row[5] == row[6])
-
-
-def _elements(places: np.ndarray) -> bytes:
-    return digest(np.sort(places, axis=None))
 
 
 def _words(groups: Iterable[list[str]]) -> set[str]:

@@ -2,17 +2,18 @@
 each head of a fused layer: these are the parts of the tensor that the operation meets.
 
 The reference's tape is recorded: its values show it by their fingerprints. The port's is played:
-labels are put in the result's place."""
+what is no number is put in the result's place."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import gcd
 
 import numpy as np
 
 from lockstep.check.tapes import Known, LiveTape, RecordedTape, are_alike, row_of
 
+MOST_PLAYED = 4_000_000  # elements of values that are played to find of what they are made
 MOVED = 6  # values behind an operation that may hold its result, such as its sum with a bias
 
 
@@ -80,50 +81,64 @@ def _alike(
 
 @dataclass(frozen=True)
 class Selection:
-    """Indices of one axis of an operation's result that a later value of the port holds alone."""
+    """Indices of one axis of an operation's result that a later value of the port is made of."""
 
-    value: int
     axis: int  # of the result
     indices: np.ndarray
 
-    def size_of(self, tape: LiveTape) -> int:
-        return tape.values[self.value].size
 
-
-def parted(tape: LiveTape, number: int, ahead: list[int]) -> list[tuple[Selection, ...]]:
-    """Finds the ways in which the port takes an operation's result apart into two to four parts.
+def parted(
+    tape: LiveTape, number: int, ahead: list[int], lengths: set[int], met: set[int]
+) -> list[tuple[Selection, ...]]:
+    """Finds the ways in which the port takes an operation's result apart into two to four parts,
+    at once or behind what is done to each element, such as a gate.
 
     Args:
-        ahead: values that are made of the result and of what is known. A bias is taken for zero.
+        ahead: values that are made of the result and of what is known.
+        lengths: of the axes that may be taken apart.
+        met: values without a partner that are met on the way to these. Each is taken for ones.
     """
     result = tape.values[number]
-    labels = np.arange(1.0, result.size + 1).reshape(result.shape)
-    zeros = {f: np.zeros(tape.values[f].shape) for n in ahead for f in tape.frontiers(n)}
-    trials = [zeros | {number: x} for x in (labels, result.size + 1 - labels)]
-    found: dict[bytes, Selection] = {}
-    for n, (one, two) in tape.values_of(trials, ahead).items():
-        moved = np.array_equal(one, np.round(one)) and np.array_equal(two, result.size + 1 - one)
-        elements = np.unique(one) if moved else np.zeros(0)
-        if elements.size == one.size < result.size:
-            key = elements.tobytes()
-            part = _along_an_axis(n, elements.astype(np.int64) - 1, result.shape)
-            found |= {key: part} if part and key not in found else {}
-    return [group for count in (2, 3, 4) for group in combinations(found.values(), count)
-            if _make_up_all(group, result.shape)]  # fmt: skip
+    smaller = [n for n in ahead if tape.is_float(n) and 1 < tape.values[n].size < result.size]
+    ones = {f: np.ones(tape.values[f].shape) for f in met}
+    found: list[tuple[Selection, ...]] = []
+    for axis, length in enumerate(result.shape):
+        if length not in lengths - {1}:
+            continue
+        parts: dict[bytes, Selection] = {}
+        for indices in _read_alone(tape, number, axis, smaller, ones):
+            if len(indices) < length:
+                parts.setdefault(indices.tobytes(), Selection(axis, indices))
+        found += [group for count in (2, 3, 4) for group in combinations(parts.values(), count)
+                  if _make_up_all(group, length)]  # fmt: skip
+    return found
 
 
-def _along_an_axis(value: int, elements: np.ndarray, shape: tuple[int, ...]) -> Selection | None:
-    whole = int(np.prod(shape))
-    for axis, places in enumerate(np.unravel_index(elements, shape)):
-        indices = np.unique(places)
-        if elements.size * shape[axis] == whole * indices.size < whole * shape[axis]:
-            return Selection(value, axis, indices)
-    return None
+def _read_alone(
+    tape: LiveTape, number: int, axis: int, targets: list[int], also: dict[int, np.ndarray]
+) -> Iterator[np.ndarray]:
+    """Yields the indices of an axis of a result of which values are made, ascending, of each value
+    whose elements are made of one index each.
+
+    What is no number stands at the indices whose binary digit is one, and then zero: an element
+    is no number in one of both, for each digit, and so tells its index.
+    """
+    shape = tape.values[number].shape
+    places = np.arange(shape[axis]).reshape([-1 if k == axis else 1 for k in range(len(shape))])
+    digits = range(int(shape[axis] - 1).bit_length())
+    most = MOST_PLAYED // (2 * len(digits))
+    kept = [n for n, total in zip(targets, accumulate(tape.values[n].size for n in targets))
+            if total <= most]  # fmt: skip
+    trials = [
+        also | {number: np.where(places >> digit & 1 == one, np.nan, np.ones(shape))}
+        for digit in digits for one in (1, 0)
+    ]  # fmt: skip
+    for values in tape.values_of(trials, kept).values() if kept else ():
+        told = np.isnan(np.array(values)).reshape(len(digits), 2, -1)
+        if told.sum(1).min() == told.sum(1).max() == 1:
+            yield np.unique(sum(told[digit, 0].astype(np.int64) << digit for digit in digits))
 
 
-def _make_up_all(parts: tuple[Selection, ...], shape: tuple[int, ...]) -> bool:
-    axis = parts[0].axis
+def _make_up_all(parts: tuple[Selection, ...], length: int) -> bool:
     together = np.concatenate([part.indices for part in parts])
-    return {part.axis for part in parts} == {axis} and (
-        np.array_equal(np.sort(together), np.arange(shape[axis]))
-    )
+    return np.array_equal(np.sort(together), np.arange(length))

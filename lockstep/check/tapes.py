@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.check.layout import Shape
+from lockstep.check.turns import slices
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep_recorder.graph import Graph
@@ -247,14 +248,13 @@ class RecordedTape(SideTape):
         return [] if found is None else axes_of(found, self.values[number].shape)
 
     def pieces(self, number: int, size: int) -> np.ndarray:
-        """Returns the fingerprints of a value's slices of a size, that begin at its multiples along
-        each axis; the two columns that see order are zero."""
+        """Returns the fingerprints of a value's slices of a size, see `slices`; both columns that
+        see order are zero."""
         rows = []
         for along in self.marginals_of(number):
             length, rest = divmod(len(along) * size, max(self.values[number].size, 1))
-            if not rest and 0 < length < len(along):
-                for start in range(0, len(along) - length + 1, length):
-                    rows.append(row_of(along[start : start + length], size))
+            for indices in slices(len(along), length) if not rest else ():
+                rows.append(row_of(along[indices], size))
         return np.array(rows, np.float64).reshape(-1, COLUMNS)
 
 

@@ -51,13 +51,21 @@ def _turns(x: np.ndarray, shape: Shape) -> Iterator[np.ndarray]:
 
 
 def cuts(x: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yields the slices of a size that begin at its multiples, along each axis."""
+    """Yields the slices of a size along each axis, see `slices`."""
     for axis in range(x.ndim):
         length, rest = divmod(x.shape[axis] * size, x.size)
-        if not size or rest or not 0 < length < x.shape[axis]:
-            continue
-        for start in range(0, x.shape[axis] - length + 1, length):
-            yield np.take(x, range(start, start + length), axis)
+        for indices in slices(x.shape[axis], length) if not rest else ():
+            yield np.take(x, indices, axis)
+
+
+def slices(length: int, part: int) -> Iterator[range]:
+    """Yields the indices of the parts of an axis: blocks that begin at multiples of their length,
+    and where these are all of it, parts that stand in turns."""
+    if not 0 < part < length:
+        return
+    yield from (range(start, start + part) for start in range(0, length - part + 1, part))
+    if part > 1 and length % part == 0:
+        yield from (range(start, length, length // part) for start in range(length // part))
 
 
 def joins(parts: list[np.ndarray]) -> Iterator[np.ndarray]:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (programs in strings)
 """Attention and gated layers in torch, with tensors fused in each way and apart: right ports of one
 another, and bugs in them."""
 
@@ -102,6 +103,25 @@ OF_EXPERTS = (
     {"gate and up": ("F.silu(e['w1'](h)) * e['w3'](h)", "F.silu(e['w3'](h)) * e['w1'](h)")},
     {"gate and up": ("gate, up = y", "up, gate = y")},
 )
+FACTORS = Way(
+    "for n in ('a_p', 'a_g', 'b_p', 'b_g'):\n    setattr(self, n, nn.Linear(D, 5))",
+    "left, right = self.a_g(h).sigmoid() * self.a_p(h), self.b_g(h).sigmoid() * self.b_p(h)",
+)
+OF_FACTORS = {
+    "no gate": ("self.b_g(h).sigmoid()", "self.b_g(h)"),
+    "a factor used twice": ("left, right, right)", "left, right, left)"),
+}
+OF_FACTORS_FUSED = {
+    "the gate's parts are used twice": (
+        "self.gating(h)",
+        "self.gating(h)[..., :5].repeat(1, 1, 2)",
+    ),
+    "a factor used twice": ("left, right, right)", "left, right, left)"),
+}
+TIME = (
+    "t = torch.linspace(0, 1, T, dtype=torch.float64)[:, None]\n"
+    "z = torch.cat([t, torch.cos(6 * t), torch.sin(6 * t)], -1)\n"
+)
 LAYERS = {
     "experts in a stack, their parts in blocks": Layer("D", "y", STACKED, EXPERTS, *OF_EXPERTS),
     "experts in a stack, their parts in turns": Layer("D", "y", IN_TURNS, EXPERTS, *OF_EXPERTS),
@@ -147,6 +167,53 @@ LAYERS = {
             "gate, up = self.gate(h), self.up(h)"),
         {"gate and up": ("gate, up = ", "up, gate = "), "no tanh": (".tanh()", "")},
         {"gate and up": ("gate, up = y", "up, gate = y")},
+    ),
+    "values and gates of two factors, in two tensors": Layer(
+        "5", "torch.einsum('bik,bjk,bjc->bic', left, right, right)",
+        Way("self.projection, self.gating = nn.Linear(D, 10), nn.Linear(D, 10)",
+            "left, right = (self.projection(h) * self.gating(h).sigmoid()).chunk(2, -1)"),
+        FACTORS, OF_FACTORS, OF_FACTORS_FUSED,
+    ),
+    "values and gates of two factors, in turns": Layer(
+        "5", "torch.einsum('bik,bjk,bjc->bic', left, right, right)",
+        Way("self.projection, self.gating = nn.Linear(D, 10), nn.Linear(D, 10)",
+            "y = self.projection(h) * self.gating(h).sigmoid()\nleft, right = y[..., ::2], y[..., 1::2]"),
+        FACTORS, OF_FACTORS, {
+            "a neighbour's column": ("y[..., 1::2]", "y.roll(1, -1)[..., 1::2].roll(1, -1)"),
+            "a factor used twice": ("left, right, right)", "left, right, left)"),
+        },
+    ),
+    "three values and three gates, in two tensors": Layer(
+        "4", "(a @ b.transpose(1, 2)).tanh() @ c",
+        Way("self.x, self.g = nn.Linear(D, 12, bias=False), nn.Linear(D, 12, bias=False)",
+            "a, b, c = (self.x(h) * self.g(h).sigmoid()).chunk(3, -1)"),
+        Way("for n in 'abcdef':\n    setattr(self, n, nn.Linear(D, 4, bias=False))",
+            "a, b, c = self.a(h) * self.d(h).sigmoid(), self.b(h) * self.f(h).sigmoid(), self.c(h) * self.e(h).sigmoid()"),
+        {"no gate": ("self.f(h).sigmoid()", "self.f(h)")},
+        {"a part used twice": ("(a @ b", "(a @ c")},
+    ),
+    "a frequency used twice in a filter of constants": Layer(
+        "D", "torch.fft.irfft(torch.fft.rfft(h, 2 * T, 1) * torch.fft.rfft(y, 2 * T, 0), 2 * T, 1)[:, :T] + h * BIAS",
+        Way("self.skip, self.freq = nn.Parameter(torch.randn(D)), nn.Parameter(10 * torch.ones(6))\n"
+            "self.l1, self.l2, self.l3 = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, D, False)",
+            TIME + "y = self.l3(torch.sin(self.freq * self.l2(torch.sin(self.freq * self.l1(z)))))\nBIAS = self.skip"),
+        Way("self.bias, self.act = nn.Parameter(torch.randn(D)), nn.Module()\n"
+            "self.act.freq = nn.Parameter(10 * torch.ones(1, 6))\n"
+            "self.filter = nn.ModuleList((nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, D, False)))",
+            TIME + "for f in self.filter[:2]:\n    z = torch.sin(self.act.freq * f(z))\ny, BIAS = self.filter[2](z), self.bias"),
+        {"frequency used once": ("z = torch.sin(self.act.freq * f(z))", "z = torch.sin((self.act.freq if len(z.T) == 3 else 1) * f(z))")},
+        {"frequency used once": ("self.freq * self.l2", "self.l2")},
+    ),
+    "a frequency used three times, beside a scalar and gains of its values": Layer(
+        "6", "x_.tanh() * x_",
+        Way("self.gain, self.offset, self.omega = (nn.Parameter(f(6)) for f in (torch.ones, torch.zeros, torch.ones))\n"
+            "self.sharp, self.a, self.b, self.c = nn.Parameter(torch.ones(())), nn.Linear(D, 6), nn.Linear(6, 6), nn.Linear(6, 6)",
+            "x_ = h\nfor f in (self.a, self.b, self.c):\n    x_ = torch.sin(self.omega * f(x_))\nx_ = (self.offset + x_ * self.gain) * self.sharp"),
+        Way("self.scale, self.shift, self.temp, self.act = nn.Parameter(torch.ones(6)), nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(1)), nn.Module()\n"
+            "self.act.freq, self.l = nn.Parameter(torch.ones(1, 6)), nn.ModuleList(nn.Linear(n, 6) for n in (D, 6, 6))",
+            "x_ = h\nfor f in self.l:\n    x_ = torch.sin(self.act.freq * f(x_))\nx_ = (x_ * self.scale + self.shift) * self.temp"),
+        {"frequency for gain": ("x_ * self.scale", "x_ * self.act.freq[0]")},
+        {"frequency for gain": ("x_ * self.gain", "x_ * self.omega")},
     ),
     "a key and a value in each head, of two sizes": Layer(
         "N * H", LATENT,

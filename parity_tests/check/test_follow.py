@@ -113,8 +113,8 @@ def test_a_difference_behind_others_that_are_none_is_named_by_its_lines(
     assert lines[0] in part.reference and lines[1] in part.port, part
 
 
-def test_a_value_of_more_tensors_than_are_guessed_at_once_stays_open(tmp_path: Path) -> None:
-    """Names pair them, if these say enough."""
+def test_tensors_that_meet_data_as_one_value_are_paired_together(tmp_path: Path) -> None:
+    """Their names say nothing, and their shapes little."""
     pair = Pair(
         ("self.z, self.norm, self.q = P(T, D), nn.LayerNorm(D), nn.Linear(D, D)",
          "return (self.q(self.norm(self.z)) @ x.mT).softmax(-1) @ x"),
@@ -122,7 +122,11 @@ def test_a_value_of_more_tensors_than_are_guessed_at_once_stays_open(tmp_path: P
          "z = F.layer_norm(self.a, (D,)) * self.g + self.h\n"
          "return (x @ (z @ self.w + self.b).T).mT.softmax(-1) @ x"), {},
     )  # fmt: skip
-    assert set(followed_pair(pair, tmp_path).open) == {*"aghwb"}
+    found = followed_pair(pair, tmp_path)
+    partners = {name: found.partners(name) for name in found.source}
+    assert found.equal
+    assert partners == {"a": ["z"], "g": ["norm.weight"], "h": ["norm.bias"], "w": ["q.weight"],
+                        "b": ["q.bias"]}  # fmt: skip
 
 
 def test_siblings_stand_as_the_walk_finds_them_and_not_as_they_are_listed(tmp_path: Path) -> None:
