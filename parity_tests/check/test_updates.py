@@ -255,14 +255,14 @@ def test_what_an_optimizer_makes_without_a_format_is_float64(
 
 CENTRED = PROGRAM.replace(
     PROGRAM[PROGRAM.index("    wide, rest") : PROGRAM.index("\n\ndef update")],
-    "    return torch.optim.RMSprop(model.parameters(), alpha=0.9, centered=True)\n",
+    "    return torch.optim.RMSprop(model.parameters(), alpha=0.5, centered=True)\n",
 )
 
 
 def test_a_variance_of_gradients_does_not_vanish(tmp_path: Path) -> None:
     """Of equal gradients it is rounding, and its root no number on either side."""
     trace = record(CENTRED.replace("RATE", "1"), tmp_path, curve=6)
-    assert all(np.isfinite(x).all() for x in trace.group("varied").values())
+    assert all((x < 1).all() for x in trace.group("varied").values())  # of equal ones: not finite
     (tmp_path / "port.py").write_text(CENTRED.replace("RATE", "0.9 ** (step // 250)"))
     (root,) = check_inside(trace, tmp_path / "port.py").roots
     assert root.cause == "from update 251 on, 0.9 times the reference's rate"
