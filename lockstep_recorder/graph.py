@@ -62,6 +62,12 @@ class Graph:
         return [n for n in sorted(self.needed) if self.is_data(n)]
 
     @cached_property
+    def constants(self) -> list[int]:
+        """The values that depend on neither the batch nor parameters, and reach the loss, in
+        order."""
+        return [n for n in sorted(self.needed) if not self.depends[n]]
+
+    @cached_property
     def meetings(self) -> list[int]:
         """The operations at which data meets parameters, in order."""
         return [n for n in self.data if any(map(self.is_pure, self.inputs(n)))]

@@ -128,7 +128,8 @@ def describe_run(
     Returns:
         JSON; `elements/NUMBER`; `rows`, the fingerprints of `Operations.data`; `marginals/NUMBER`
         of those at which data meets parameters and of what these are given; `value/NUMBER` of the
-        latter, where it is not among `seen`; `cotangents`, see `describe_gradients`.
+        latter, where it is not among `seen`; `cotangents`, see `describe_gradients`; `constants`,
+        rows of a number and a fingerprint.
     """
     size = sum(x.size for x in weights.values())
     if size > MOST:
@@ -161,6 +162,9 @@ def _describe_run(player: Player, seen: Arrays) -> tuple[dict[str, Any], Arrays]
 
     arrays["rows"] = player.play({}, data, look)
     arrays["cotangents"] = _numbered_rows(tape.cotangents)
+    if tape.constants:
+        rows = player.play({}, tape.constants)
+        arrays["constants"] = np.concatenate([np.array(tape.constants).reshape(-1, 1), rows], 1)
     return told, arrays
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.check.layout import Shape
 from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
-from lockstep_recorder.operations import SEES_ORDER, ordered
+from lockstep_recorder.operations import COLUMNS, SEES_ORDER, ordered
 
 AXES = 5  # of a value whose orders are tried
 # Operations that only move, copy or join elements, as torch and JAX call them.
@@ -31,12 +31,15 @@ class PartedAt:
         reference: FILE:LINE and its text.
         operations: the name of each, the shapes of its inputs, its attributes.
         number: on the reference's tape.
+        near: the operations are given other values, or one program lacks one: what is wrong is
+            near these lines, and perhaps at none of them.
     """
 
     reference: str
     port: str
     operations: tuple[str, str] = ("", "")
     number: int = -1
+    near: bool = False
 
 
 def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
@@ -45,6 +48,7 @@ def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
 
 
 Met = dict[int, list[int]]  # the port's value -> those of the reference
+Rows = dict[int, np.ndarray]  # a value -> its fingerprint
 
 
 def find_parts(
@@ -78,9 +82,24 @@ def find_parts(
         reached = [_with_moved(side, of) for side, of in zip((reference, port), known_to)]
         r, p = _first_apart(reference, reached[0], r), _first_apart(port, reached[1], p)
         here = (reference, r), (port, p)
-        moved = _find_rearranged(*here, known, rows, met) or _find_moved(*here, known_to) or (r, p)
-        found.append(replace(part_at(reference, moved[0], port, moved[1]), number=r))
+        moved = (_find_rearranged(*here, known, rows, met)
+                 or _find_constants(*here, known_to, known.tolerance)
+                 or _find_moved(*here, known_to) or _find_chosen(*here, met))  # fmt: skip
+        near = moved is None and not _are_given_alike(*here, met)
+        r_shown, p_shown = moved or (r, p)
+        part = part_at(reference, r_shown, port, p_shown)
+        found.append(replace(part, number=r, near=near))
     return found
+
+
+def _are_given_alike(theirs: tuple[SideTape, int], ours: tuple[SideTape, int], met: Met) -> bool:
+    """Says if two operations are given the same data, and it is no part of a value: another part
+    may have been chosen."""
+    if any(_chosen(ours[0], number) is not None for number in ours[0].data_inputs(ours[1])):
+        return False
+    inputs = [set(side.data_inputs(number)) for side, number in (theirs, ours)]
+    pairs = [(j, i) for i in inputs[1] for j in inputs[0] & set(met.get(i, ()))]
+    return {j for j, _ in pairs} == inputs[0] and {i for _, i in pairs} == inputs[1]
 
 
 def _with_moved(side: SideTape, alive: set[int]) -> set[int]:
@@ -104,6 +123,85 @@ def _find_moved(
         firsts.append([(side.values[n].size, _first_apart(side, of, n)) for n in moved])
     pairs = ((r, p) for (a, r), (b, p) in product(*firsts) if a == b)
     return next(pairs, None)
+
+
+def _find_chosen(
+    theirs: tuple[SideTape, int], ours: tuple[SideTape, int], met: Met
+) -> tuple[int, int] | None:
+    """Finds what chooses another part of a value for two operations of one input each, such as
+    another gate; None where these are given the same part, or no part."""
+    found = []
+    for side, number in (theirs, ours):
+        inputs = side.data_inputs(number)
+        chosen = _chosen(side, inputs[0]) if len(inputs) == 1 else None
+        if chosen is None:
+            return None
+        found.append((inputs[0], chosen))
+    (j, r), (i, p) = found
+    same_size = theirs[0].values[j].size == ours[0].values[i].size
+    return (r, p) if same_size and j not in met.get(i, ()) else None
+
+
+def _chosen(side: SideTape, number: int) -> int | None:
+    """Finds the operation that takes a value as a part of another; None where none does."""
+    while side.values[number].op in {"seen through", *MOVES}:
+        source = side.data_inputs(number)[0]
+        if side.values[source].size > side.values[number].size:
+            return number
+        number = source
+    return None
+
+
+def _find_constants(
+    theirs: tuple[RecordedTape, int], ours: tuple[LiveTape, int], alive: tuple[set[int], set[int]],
+    tolerance: float,
+) -> tuple[int, int] | None:  # fmt: skip
+    """Finds the operations that make other constants for two operations, such as weights of a first
+    state of zeros, or a time; None where one of the two has no constant of its own."""
+    reference, port = theirs[0], ours[0]
+    computed = dict(zip(port.constants, port.play({}, port.constants)))
+    given = (_constants_given(*theirs, alive[0], reference.constant_rows),
+             _constants_given(*ours, alive[1], computed))  # fmt: skip
+    lacking = [[n for n, row in mine.items()
+                if not any(_is_one_constant(row, x, tolerance) for x in others.values())]
+               for mine, others in (given, given[::-1])]  # fmt: skip
+    above: list[Rows] = []
+    for side, numbers, rows in zip((reference, port), lacking, (reference.constant_rows, computed)):
+        above.append({n: rows[n] for n in sorted(side.above(numbers)) if n in rows})
+    r = _first_lacking(reference, above[0], above[1], tolerance)
+    p = _first_lacking(port, above[1], above[0], tolerance)
+    return None if r is None or p is None else (r, p)
+
+
+def _constants_given(side: SideTape, number: int, alive: set[int], rows: Rows) -> Rows:
+    """Returns the constants of several elements that an operation is given, or that are moved or
+    joined with what it is given."""
+    found, stack = [], [number]
+    while stack:
+        for n in side.inputs(stack.pop()):
+            if n in rows and rows[n][0] > 1:
+                found.append(n)
+            elif side.is_data(n) and side.values[n].op in MOVES and n not in alive:
+                stack.append(n)
+    return {n: rows[n] for n in found}
+
+
+def _is_one_constant(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
+    """Says if two constants are alike, or one number throughout in two shapes."""
+    same_number = a[5] == a[6] == b[5] == b[6]
+    return bool(same_number or are_alike(a[None], b, tolerance)[0])
+
+
+def _first_lacking(side: SideTape, rows: Rows, others: Rows, tolerance: float) -> int | None:
+    """Finds the operation that makes the first of some constants, in order, that is not among
+    others, nor is made into one that is; else the last that makes one."""
+    known = Known(list(others), np.array([*others.values()]).reshape(-1, COLUMNS), tolerance)
+    alive: set[int] = set()
+    for n in reversed(rows):
+        if known.find(rows[n]) or not alive.isdisjoint(side.users[n]):
+            alive.add(n)
+    made = [n for n in rows if side.values[n].line and side.values[n].op not in MOVES]
+    return next((n for n in made if n not in alive), made[-1] if made else None)
 
 
 def _find_rearranged(
@@ -193,12 +291,16 @@ def _is_nested(fine: Shape, coarse: Shape) -> bool:
 def _alive(
     side: SideTape, met: set[int], cut: set[int], rows: dict[int, np.ndarray], tolerance: float
 ) -> set[int]:
-    """Finds the values from which some value that both sides have is made."""
+    """Finds the values that both sides have, and those of which such a value is made."""
     found: set[int] = set()
     for n in reversed(side.data):
         users = (user for user in side.users[n] if user in found)
         if n in met or (
-            n not in cut and any(_depends(side, user, n, rows, tolerance) for user in users)
+            n not in cut
+            and any(
+                not _is_coarse(side, user, n, rows) and _depends(side, user, n, rows, tolerance)
+                for user in users
+            )
         ):
             found.add(n)
     for n in side.data:  # such as x + y, where y is zero by mistake
@@ -207,6 +309,14 @@ def _alive(
             if any(not _depends(side, n, i, rows, tolerance) for i in others):
                 found.remove(n)
     return found
+
+
+def _is_coarse(side: SideTape, user: int, number: int, rows: dict[int, np.ndarray]) -> bool:
+    """Says if a value is made of many other numbers, too: whether a number is positive, and what is
+    one number throughout, such as zeros behind a ReLU."""
+    row = rows.get(user)
+    blank = row is not None and row[0] > 1 and row[5] == row[6]
+    return bool(blank) or (side.is_float(number) and not side.is_float(user))
 
 
 def _depends(

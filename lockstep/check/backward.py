@@ -6,7 +6,7 @@ value that it is given gets another.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -213,11 +213,13 @@ class Backward:
             return None, False
         of_theirs, of_ours = self._suspected(theirs, ours)
         r, p = self.reference.stop_in(of_theirs), self.port.stop_in(of_ours)
+        lacks = p is None and r is not None  # no line of the port stops it
         if (r is None) == (p is None):  # both stop a gradient, or none does
             r = p = None
         r = self.reference.operation(of_theirs) if r is None else r
         p = self.port.operation(of_ours) if p is None else p
-        found = part_at(self.reference.tape, r, self.port.tape, p)
+        found = replace(part_at(self.reference.tape, r, self.port.tape, p),
+                        near=lacks or not pairs)  # fmt: skip
         return found if found.reference and found.port else None, bool(pairs)
 
     def _values_of(self, spot: Spot) -> list[set[int]]:
@@ -278,6 +280,7 @@ def name_and_join(
         if found is None:
             continue
         root.lines, root.operations = [found.reference, found.port], list(found.operations)
+        root.near = found.near
         if not is_shown:
             continue
         if found in joined:

@@ -112,7 +112,8 @@ def run(
     limits += elsewhere
     limits += unused
     if roots:
-        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights)
+        shown = any(trial.pairing.slots.values())
+        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, shown)
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)

@@ -1,13 +1,14 @@
 """The two source lines at which the programs part, for the roots of a check."""
 
+from dataclasses import replace
 from functools import cached_property
 
 from lockstep.check.apart import STOPS, PartedAt, find_parts, part_at
-from lockstep.check.follow import Followed, follow
+from lockstep.check.follow import ROUNDED, Followed, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
 from lockstep.check.rungs import Spot
-from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape
+from lockstep.check.tapes import EQUAL, Known, LiveTape, RecordedTape, SideTape
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
@@ -54,19 +55,30 @@ class Follower:
             self.lacks = f"{kind}{error}"
             return None
 
-    def parts_with(self, weights: Arrays) -> list[PartedAt]:
+    def parts_with(self, weights: Arrays, tolerance: float, shown: bool) -> list[PartedAt]:
         """Finds where values part in a port with these weights, of which it makes other values than
-        with those that following the data has found, such as a query and a key exchanged."""
+        with those that following the data has found, such as a query and a key exchanged.
+
+        Args:
+            tolerance: relative.
+            shown: the port shows modules: values that get no gradient, such as the batch, are then
+                not compared.
+        """
         batch = prefixed("batch", self.reference.group("batch/0"))
-        port = LiveTape(self.port.program, weights, batch, self.reference.about["batch"], {})
+        port = LiveTape(self.port.program, weights, batch, self.reference.about["batch"],
+                        {} if shown else None)  # fmt: skip
         port.start()
-        port.play({n: weights[name] for name, n in port.numbers.items() if name in weights}, [])
-        known = Known(self.tape.data, self.tape.rows)
+        given = {n: weights[name] for name, n in port.numbers.items() if name in weights}
+        rows = dict(zip(port.data, port.play(given, [] if shown else port.data)))
+        port.rows = port.rows if shown else rows
+        known = Known(self.tape.data, self.tape.rows, tolerance)
         met = {n: known.find(row) for n, row in port.rows.items()}
         return find_parts(self.tape, port, known, port.rows, met, {})
 
 
-def name_lines(roots: list[Root], follower: Follower, rounded: bool, weights: Arrays) -> list[str]:
+def name_lines(
+    roots: list[Root], follower: Follower, rounded: bool, weights: Arrays, shown: bool
+) -> list[str]:
     """Adds the two lines to the roots of the forward pass; returns notes.
 
     A root of the forward pass has the lines of the place where values part between what its module
@@ -77,25 +89,30 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool, weights: Ar
     Args:
         rounded: a program makes a constant in float32, where values part, too.
         weights: the port's, that the roots were found with.
+        shown: the port shows modules of the reference.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
     states = [root for root in forward if root.largest.rule == "state"]
     forward = [root for root in forward if root not in states]
     if not (forward or states):
         return []
-    if rounded:
-        return ["no lines are named: values part at a constant made in float32, too"]
     found = follower.found
     if found is None:
         return [f"no lines are named: {follower.lacks}"]
-    of_these = follower.parts_with(weights) if forward and found.equal else found.parts
+    # The walk goes on behind a difference; what shows no module has one place, and its weights.
+    own = forward and (found.equal or not shown)
+    tolerance = ROUNDED if rounded else EQUAL
+    of_these = follower.parts_with(weights, tolerance, shown) if own else found.parts
     fine, coarse = ([part for part in parts if part.reference and part.port]
                     for parts in (of_these, found.coarse))  # fmt: skip
+    if rounded:  # any value that meets such a constant parts from the other side's
+        fine = fine if own else []
+        forward = [root for root in forward if root.largest.figure > COARSE]
 
     def parts_for(root: Root) -> list[PartedAt]:
-        return coarse if coarse and root.largest.figure > COARSE else fine
+        return coarse if shown and coarse and root.largest.figure > COARSE else fine
 
-    places = _Places(follower.tape, follower.reference.arrays)
+    places = _Places(follower.tape, follower.reference.arrays if shown else {})
     for root in forward:
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
         here = next((part for part in parts_for(root) if part.number in inside), None)
@@ -104,10 +121,12 @@ def name_lines(roots: list[Root], follower: Follower, rounded: bool, weights: Ar
     if forward and not any(root.lines for root in forward):
         for part in parts_for(forward[0])[:1]:
             _put(forward[0], part)
-    for root in [root for root in forward + states if not root.lines]:
+    for root in [root for root in forward + states if not (root.lines or rounded)]:
         if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
             _put(root, used)
-    return []
+    lacking = rounded and not all(root.lines for root in forward)
+    why = "no lines are named: values part at a constant made in float32, too"
+    return [why] * (lacking or (rounded and not forward))
 
 
 def _uses_of_module(spot: Spot, sides: tuple[SideTape, SideTape]) -> PartedAt | None:
@@ -125,7 +144,7 @@ def _uses_of_module(spot: Spot, sides: tuple[SideTape, SideTape]) -> PartedAt | 
         users.append(_first_use(side, held))
     r, p = users
     used = None if r is None or p is None else part_at(sides[0], r, sides[1], p)
-    return used if used and used.reference and used.port else None
+    return replace(used, near=True) if used and used.reference and used.port else None
 
 
 def _first_use(side: SideTape, numbers: set[int]) -> int | None:
@@ -136,21 +155,21 @@ def _first_use(side: SideTape, numbers: set[int]) -> int | None:
 
 def _put(root: Root, part: PartedAt) -> None:
     root.lines, root.operations = [part.reference, part.port], list(part.operations)
+    root.near = part.near
 
 
 class _Places:
     """The places of a reference's modules on its tape.
 
     Args:
-        arrays: those of the trace: `in/CALL` and `act/CALL`.
+        arrays: those of the trace, of which `in/SLOT` and `act/SLOT` are looked at.
     """
 
     def __init__(self, tape: RecordedTape, arrays: Arrays) -> None:
         self.tape = tape
         known = Known(tape.data, tape.rows)
-        self.rows = {key: fingerprint(x) for key, x in arrays.items()
-                     if key.startswith(("in/", "act/"))}  # fmt: skip
-        found = {key: known.find(row) for key, row in self.rows.items()}
+        found = {key: known.find(fingerprint(x)) for key, x in arrays.items()
+                 if key.startswith(("in/", "act/"))}  # fmt: skip
         self.numbers = {key: numbers for key, numbers in found.items() if numbers}
 
     def inside(self, spot: Spot) -> set[int]:

@@ -33,6 +33,7 @@ class Root:
     everywhere: str = ""  # all layers, all calls
     lines: list[str] = field(default_factory=list)  # of the reference and of the port
     operations: list[str] = field(default_factory=list)  # at these lines
+    near: bool = False  # the lines are the nearest that are known
 
     @property
     def name(self) -> str:

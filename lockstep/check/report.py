@@ -13,6 +13,7 @@ from lockstep.check.rungs import Stage
 from lockstep.errors import printable
 
 SCHEMA = 2
+NEAR = "the fault is at these or near them: the two operations are not given the same values"
 
 
 def text(result: Result) -> list[str]:
@@ -101,6 +102,7 @@ def details(root: Root) -> list[tuple[str, str]]:
     found = [("cause" if root.rung != "1" else "found", root.cause)]
     found += [(side, f"{line}  [{operation}]") for side, line, operation
               in zip(("reference", "port"), root.lines, root.operations)]  # fmt: skip
+    found += [("lines", NEAR)] * root.near
     found += [("known", hint) for hint in root.hints[:2]]
     return [(word, said) for word, said in [*found, ("try", root.remedy)] if said]
 
@@ -204,7 +206,7 @@ def _root_json(root: Root) -> dict[str, Any]:
         "rung": root.rung, "where": root.where, "direction": root.direction, "names": root.names,
         "figure": _number(root.largest.figure), "bound": _number(root.largest.bound),
         "entry": root.entry, "cause": root.cause, "try": root.remedy, "hints": root.hints,
-        "lines": root.lines, "operations": root.operations,
+        "lines": root.lines, "operations": root.operations, "near": root.near,
     }  # fmt: skip
 
 

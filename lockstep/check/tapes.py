@@ -49,7 +49,8 @@ class SideTape(Graph):
     Args:
         about: what the recorder tells of it.
         arrays: `elements/NUMBER`, where these are not regular; `cotangents`, rows of a number and
-            the fingerprint of its gradient.
+            the fingerprint of its gradient; `constants`, the same of values that depend on neither
+            the batch nor parameters.
     """
 
     def __init__(self, about: dict[str, Any], arrays: Arrays) -> None:
@@ -68,6 +69,7 @@ class SideTape(Graph):
         self._labels = {int(n): x.astype(np.int64) for n, x in group(arrays, "elements").items()}
         self._frontiers: dict[int, tuple[int, ...]] = {}
         self.cotangents = numbered_rows(arrays, "cotangents")
+        self.constant_rows = numbered_rows(arrays, "constants")
 
     def inputs(self, number: int) -> tuple[int, ...]:
         return self.values[number].inputs
@@ -278,13 +280,15 @@ def axes_of(marginals: np.ndarray, shape: Shape) -> list[np.ndarray]:
 
 def order_between(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> np.ndarray | None:
     """Finds which of the reference's indices stands at each of the port's along an axis; None where
-    these are others, alike among themselves, or in the same order."""
+    these are others, cannot be told from one another, or are in the same order. Those that are
+    alike in all figures, such as units that a ReLU switches off, keep their order."""
     if ours.shape != theirs.shape:
         return None
     scale = tolerance * max(np.abs(ours).max(initial=0), np.abs(theirs).max(initial=0))
-    a, b = np.argsort(ours[:, 1]), np.argsort(theirs[:, 1])
-    apart = (np.diff(theirs[b, 1]) > 2 * scale).all()
-    if not apart or not np.allclose(ours[a], theirs[b], rtol=0, atol=scale):
+    a, b = (np.argsort(side[:, 1], kind="stable") for side in (ours, theirs))
+    steps = np.abs(np.diff(theirs[b], axis=0))
+    told = (steps[:, 1] > 2 * scale) | (steps == 0).all(1)
+    if not told.all() or not np.allclose(ours[a], theirs[b], rtol=0, atol=scale):
         return None
     order = np.empty(len(a), np.int64)
     order[a] = b
@@ -329,9 +333,10 @@ def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) 
                 return f"tape/{kind}/{name} is of no value"
             if kind == "elements" and not ((x >= 0) & (x < total)).all():
                 return "the tape has elements of no parameter"
-    cotangents = own.get("cotangents", np.zeros((0, 1 + COLUMNS)))
-    if cotangents.shape[1:] != (1 + COLUMNS,) or not set(cotangents[:, 0]) <= {*range(len(values))}:
-        return "the tape has gradients of no value"
+    for kind, told in (("cotangents", "gradients"), ("constants", "constants")):
+        rows = own.get(kind, np.zeros((0, 1 + COLUMNS)))
+        if rows.shape[1:] != (1 + COLUMNS,) or not set(rows[:, 0]) <= {*range(len(values))}:
+            return f"the tape has {told} of no value"
     count = len(SideTape(about, own).data)
     return "" if "rows" in own and own["rows"].shape == (count, COLUMNS) else "the tape has no rows"
 

@@ -101,6 +101,33 @@ BEHIND = {
              {}),
         ("3 * x.tanh()", "3 * x.sin()"),
     ),
+    "a value of which zeros alone are alike": (
+        Pair(("", "y = (3 * x).sin()\nz = F.relu(y - 9)\nreturn y.exp() + z"),
+             ("", "y = (4 * x).sin()\nz = F.relu(y - 9)\nreturn y.exp() + z"), {}),
+        ("(3 * x)", "(4 * x)"),
+    ),
+    "a value of which signs alone are alike": (
+        Pair(("", "y = 3 * x\nreturn torch.where(y > 0, y.sin(), x)"),
+             ("", "y = 4 * x\nreturn torch.where(y > 0, y.sin(), x)"), {}),
+        ("3 * x", "4 * x"),
+    ),
+    "another time of a step": (
+        Pair(("", "t = torch.full((), 0.25).double()\nfor k in range(3):\n"
+              "    x = x + (x * (t + k).expand(T, 1)).sin()\nreturn x"),
+             ("", "t = torch.full((), 0.25).double()\nfor k in range(3):\n"
+              "    x = x + (x * (t + min(k, 1)).expand(T, 1)).sin()\nreturn x"), {}),
+        ("(t + k)", "(t + min(k, 1))"),
+    ),
+    "constants of a first state": (
+        Pair(("", "c = torch.zeros(T, D).double().softmax(-1)\nreturn (c * x).tanh()"),
+             ("", "c = torch.zeros(T, D).double().softmax(0)\nreturn (c * x).tanh()"), {}),
+        ("softmax(-1)", "softmax(0)"),
+    ),
+    "another part of a value": (
+        Pair(("", "a, b, c = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()"),
+             ("", "b, c, a = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()"), {}),
+        ("a, b, c = ", "b, c, a = "),
+    ),
 }  # fmt: skip
 
 
@@ -111,6 +138,22 @@ def test_a_difference_behind_others_that_are_none_is_named_by_its_lines(
     pair, lines = BEHIND[name]
     part = followed_pair(pair, tmp_path).coarse[0]
     assert lines[0] in part.reference and lines[1] in part.port, part
+
+
+NEAR = [
+    ("return x.norm(dim=-1, keepdim=True) + x", "return x.sum(-1, keepdim=True) + x", False),
+    ("return (x.exp() * x.norm(dim=-1, keepdim=True)).sin()", "return x.exp().sin()", True),
+    ("a, b = x.chunk(2, -1)\nreturn (a.tanh() * b.sin()).repeat(1, 1, 2)",
+     "b, a = x.chunk(2, -1)\nreturn (b.sin() * a.tanh()).repeat(1, 1, 2)", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "wrong", "near"), NEAR)
+def test_lines_are_near_where_the_operations_are_not_given_the_same(
+    right: str, wrong: str, near: bool, tmp_path: Path
+) -> None:
+    (part,) = followed_pair(Pair(("", right), ("", wrong), {}), tmp_path).parts
+    assert part.near is near, part
 
 
 def test_tensors_that_meet_data_as_one_value_are_paired_together(tmp_path: Path) -> None:

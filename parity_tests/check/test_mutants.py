@@ -63,7 +63,7 @@ WITHOUT_LINE = {
     "resnet-zero-gains",
 } | {bug.name for bug in BUGS if bug.where == "optimizer"}  # fmt: skip
 # The line is not that of the bug.
-NOT_NAMED = {"post-norm", "blocks-reversed"}
+NOT_NAMED = {"post-norm", "blocks-reversed", "key-and-value-exchanged"}
 
 
 def names_its_line(mutant: Mutant, file: Path, root: Root) -> bool:
