@@ -23,17 +23,20 @@ from lockstep_recorder.calls import CallLog
 METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "softmax", "tril",
            "triu", "masked_fill", "clamp", "exp", "neg", "__neg__", "sin", "roll", "unbind",
            "matmul", "__matmul__", "bmm", "dot", "mv", "norm", "pow", "repeat_interleave",
+           "scatter_reduce",
            "__getitem__", "__and__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__radd__",
            "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__pow__",
            "__rpow__")  # fmt: skip
 FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
              "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu", "clamp", "exp",
              "neg", "no_grad", "sin", "roll", "unbind", "matmul", "bmm", "einsum", "dot", "vdot",
-             "mv", "norm", "where", "stack", "repeat_interleave")  # fmt: skip
+             "mv", "norm", "where", "stack", "repeat_interleave", "scatter_reduce")  # fmt: skip
 # As they are before any is replaced.
 f = SimpleNamespace(**vars(F))
 t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
 tensor = SimpleNamespace(**{name: getattr(torch.Tensor, name) for name in METHODS})
+fft = SimpleNamespace(**{name: getattr(torch.fft, name) for name in
+                         ("fft", "ifft", "rfft", "irfft")})  # fmt: skip
 EPSILONS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3, 1e-7, 0.0)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "GELU (erf)": f.gelu,
@@ -467,6 +470,25 @@ def _sides(function: Any, args: Args, kwargs: Words) -> Made:
                      partial(t.roll, given["input"], by, -1 - axis))  # fmt: skip
 
 
+def _transform(function: Any, args: Args, kwargs: Words) -> Made:
+    """Transforms a signal without the zeros behind it; all transforms of a program together."""
+    x, n, axis = args[0], _option(args, kwargs, 1, "n", None), _option(args, kwargs, 2, "dim", -1)
+    inverse = function in (fft.ifft, fft.irfft)
+    if n is not None and (inverse or n > x.shape[axis]):
+        given = {name: value for name, value in kwargs.items() if name not in ("n", "dim")}
+        yield Change("padding", "zeros behind a signal before its Fourier transform",
+                     "no zeros behind a signal before its Fourier transform",
+                     partial(function, x, None, axis, *args[3:], **given))  # fmt: skip
+
+
+def _scatter(function: Any, args: Args, kwargs: Words) -> Made:
+    own = kwargs.get("include_self", True)
+    words = ("what stood there is left out", "what stood there counts")
+    yield Change("reduction", f"scattered values: {words[own]}",
+                 f"scattered values: {words[not own]}",
+                 partial(function, *args, **{**kwargs, "include_self": not own}))  # fmt: skip
+
+
 def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
     given = _bound(function, args, kwargs)
     for option in ("align_corners", "antialias"):
@@ -483,13 +505,13 @@ def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
 def _split(function: Any, args: Args, kwargs: Words) -> Made:
     """Exchanges any two parts; all of them, where there are more."""
     n = len(function(*args, **kwargs))
-    orders = {"the parts of a split in reverse order": tuple(reversed(range(n)))}
+    orders = {"the parts of a split exchanged": tuple(reversed(range(n)))}
     for a, b in itertools.combinations(range(n if 2 < n <= PARTS else 0), 2):
         swapped = tuple({a: b, b: a}.get(at, at) for at in range(n))
         orders[f"parts {a} and {b} of a split into {n} exchanged"] = swapped
     for words, order in orders.items():
         made = partial(_take_in_order, partial(function, *args, **kwargs), order)
-        yield Change("halves exchanged", "the parts of a split in order", words, made)
+        yield Change("halves exchanged", "the parts of a split in this order", words, made)
 
 
 def _take_in_order(made: Callable[[], Any], order: tuple[int, ...]) -> tuple[Any, ...]:
@@ -499,8 +521,8 @@ def _take_in_order(made: Callable[[], Any], order: tuple[int, ...]) -> tuple[Any
 
 def _join(function: Any, args: Args, kwargs: Words) -> Made:
     if isinstance(args[0], (list, tuple)):
-        yield Change("halves exchanged", "the parts joined in order",
-                     "the parts joined in reverse order",
+        yield Change("halves exchanged", "the parts joined in this order",
+                     "the parts joined in the other order",
                      partial(function, list(reversed(args[0])), *args[1:], **kwargs))  # fmt: skip
 
 
@@ -509,7 +531,7 @@ def _roll(function: Any, args: Args, kwargs: Words) -> Made:
     other = tuple(-n for n in shifts) if isinstance(shifts, (tuple, list)) else -shifts
     given = {k: x for k, x in kwargs.items() if k not in ("input", "shifts")}
     x = args[0] if args else kwargs["input"]
-    yield Change("rearranged", "rolled by n", "rolled by -n",
+    yield Change("rearranged", "rolled this way", "rolled the other way",
                  partial(function, x, other, *args[2:], **given))  # fmt: skip
 
 
@@ -640,6 +662,9 @@ def _heads(function: Any, args: Args, kwargs: Words) -> Made:
 def _loss(function: Any, args: Args, kwargs: Words) -> Made:
     given = _bound(function, args, kwargs)
     own = given["reduction"]
+    if given.get("pos_weight") is not None:
+        yield Change("left out", "with a weight of positives", "without a weight of positives",
+                     _with(function, given, pos_weight=None))  # fmt: skip
     if own == "none":
         return
     for other in ("mean", "sum", *["batchmean"] * (function is f.kl_div)):
@@ -675,7 +700,8 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     (CONVOLUTIONS[::2], _window_of_convolution), (LARGEST, _window_of_pool),
     (POOLS, _pool), ((f.pad,), _pad), ((f.pad,), _sides),
     ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__), _nothing),
-    ((f.interpolate,), _interpolation),
+    ((f.interpolate,), _interpolation), (list(vars(fft).values()), _transform),
+    ((t.scatter_reduce, tensor.scatter_reduce), _scatter),
     ((t.chunk, tensor.chunk, t.split, tensor.split, t.unbind, tensor.unbind), _split),
     ((t.cat, t.concat), _join), ((t.roll, tensor.roll), _roll), ((t.sin, tensor.sin), _sine),
     ((t.matmul, tensor.matmul, tensor.__matmul__, t.bmm, tensor.bmm, t.einsum), _product),
@@ -794,7 +820,7 @@ def _looked_up(own: dict[str, Any]) -> list[tuple[Any, str, Any]]:
     """(place, name, function) of all that may be changed."""
     known = [function for functions, _ in MAKERS for function in functions]
     found: list[tuple[Any, str, Any]] = []
-    for place, those in ((torch, vars(t)), (torch.Tensor, vars(tensor))):
+    for place, those in ((torch, vars(t)), (torch.Tensor, vars(tensor)), (torch.fft, vars(fft))):
         found += [(place, name, function) for name, function in those.items()]
     found += [(F, name, x) for name, x in vars(f).items() if callable(x) and x in known]
     functions = [each[2] for each in found]

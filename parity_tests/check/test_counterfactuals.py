@@ -256,7 +256,7 @@ PLANTS = [
           [("a, b, c = ", "b, a, c = ")], ATTENDING),
     Plant("sign", "between mod and mix", "the sine with the other sign",
           [("torch.sin(b)", "torch.sin(b).mul(-1)")], ATTENDING),
-    Plant("rearranged", "between mod and mix", "rolled by n, for rolled by -n, at po",
+    Plant("rearranged", "between mod and mix", "rolled this way, for rolled the other way, at po",
           [("+ c, 1, 1)", "+ c, -1, 1)")], ATTENDING),
     Plant("attention scale", "between k and out",
           "as it is, for a product of two tensors times 1/sqrt(8)",
@@ -386,3 +386,69 @@ def test_the_program_is_as_it_was_afterwards(references: References, tmp_path: P
     check(references, tmp_path, PLANTS[0].changes)
     assert own == [torch.nn.functional.gelu, torch.mean, torch.Tensor.detach]
     assert check(references, tmp_path, []).verdict == "equal"
+
+
+SIGNAL = """
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.kernel = nn.Parameter(torch.randn(8))
+
+    def forward(self, x, at):
+        x, n = self.first(x), 16
+        y = torch.fft.rfft(x, n=n) * torch.fft.rfft(self.kernel, n=n)
+        y = torch.fft.irfft(y, n=n)[..., :8]
+        most = torch.zeros_like(y).scatter_reduce(1, at, y, "amax", include_self=False)
+        return self.last(most)
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    z = model(batch["x"], batch["at"])
+    return F.binary_cross_entropy_with_logits(z, batch["y"], pos_weight=torch.tensor(3.0))
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"x": draw.normal(size=(4, 8)), "at": draw.integers(0, 6, (4, 8)),
+            "y": draw.integers(0, 2, (4, 2)).astype(float)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "entry", "cause"),
+    [
+        ("n = self.first(x), 16", "n = self.first(x), 8", "padding", "no zeros behind a signal"),
+        ("n = self.first(x), 16", "n = self.first(x), 12", "", ""),
+        (
+            "include_self=False",
+            "include_self=True",
+            "reduction",
+            "scattered values: what stood there counts",
+        ),
+        ("torch.zeros_like(y).scatter", "y.sin().scatter", "", ""),
+        (", pos_weight=torch.tensor(3.0)", "", "left out", "without a weight of positives"),
+        ("tensor(3.0)", "tensor(4.0)", "", ""),
+    ],
+)
+def test_transforms_scattered_values_and_weights_of_positives(
+    old: str, new: str, entry: str, cause: str, tmp_path: Path
+) -> None:
+    assert old in SIGNAL
+    trace = record(SIGNAL, tmp_path)
+    (tmp_path / "port.py").write_text(SIGNAL.replace(old, new))
+    again = lambda: Inside(tmp_path / "ref.py")  # noqa: E731
+    result = check_inside(trace, tmp_path / "port.py", again=again)
+    (root, *_) = result.roots
+    assert (root.entry, root.cause[: len(cause)]) == (entry, cause), root.cause
