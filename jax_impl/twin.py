@@ -30,11 +30,12 @@ class JaxTwin:
     """Implements `lockstep.twin.Twin` in JAX."""
 
     framework = "jax"
-    synchronous = False
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = configure(config)
+        # On one CPU device the main thread computes; see `find_device`.
+        self.synchronous = self.device.platform == "cpu" and config.mesh.size == 1
         self.keeps = config.run.ways.get("memory") == "kept"  # the memory that a step frees
         keep_freed_memory(self.keeps)  # before weights and moments take theirs
         self.capabilities = find_capabilities(self.device)

@@ -35,11 +35,11 @@ class BareJax(Minimal):
     """`lockstep.twin.Runner`: `train_jax.train_step`, jitted."""
 
     framework = "bare-jax"
-    synchronous = False
 
     def __init__(self, config: Config) -> None:
         self.device = find_device(config.run.device)
-        super().__init__(config, on_cpu=self.device.platform == "cpu")
+        self.synchronous = self.device.platform == "cpu"
+        super().__init__(config, on_cpu=self.synchronous)
         self.configure()
         self.minimal = train_jax.Config(**self.options)
         table = jnp.asarray(self.rates, self.roles.param)

@@ -1,6 +1,8 @@
 """`--device` by name: what a framework has not, what is not here, and code that names no vendor."""
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -113,3 +115,21 @@ def test_no_vendor_s_module_is_called() -> None:
 def test_triton_s_matmuls_are_off_in_float32_on_cuda(policy: str, platform: str, off: bool) -> None:
     options = jax_impl.precision.compiler_options(toy(policy=policy).precision, platform)
     assert (options.get("xla_gpu_enable_triton_gemm") is False) is off
+
+
+STEP = """
+import jax
+from lockstep.parity.pair import GPT
+from lockstep.parity.toy import start, toy
+
+config = toy(d_model=256, context=128, batch_size=8)
+twin = start("jax", config)
+twin.step(twin.place(GPT.window(config, 0)))
+print(twin.synchronous, all(x.is_ready() for x in jax.tree.leaves(twin.trainer.state)))
+"""
+
+
+def test_a_step_of_jax_on_one_cpu_device_is_done_when_it_returns() -> None:
+    """Else the loop takes the time of a step for that of the one before it."""
+    run = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True", "True"]
