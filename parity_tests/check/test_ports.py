@@ -69,7 +69,7 @@ def test_four_bugs_of_a_jax_port_have_four_causes(
         ("between h.*.mlp.c_fc and h.*.mlp.c_proj", "SiLU for GELU (tanh)"),
         ("loss", "sum of the cross-entropy of the next token, for mean of the cross-entropy of the "
          "next token"),
-        ("wte.weight", "wte.weight: LeCun's 1/sqrt(24), for normal(0.02)"),
+        ("wte.weight", "wte.weight: 1/sqrt(24), for normal(0.02)"),
     ]  # fmt: skip
 
 
