@@ -180,8 +180,8 @@ def factor_of(step: int) -> float:
     """Returns what the gradients of an optimizer alone are multiplied by: 1 or 1/2, which no format
     rounds.
 
-    Of equal gradients a variance is nothing but rounding. The two are in the order of the Fibonacci
-    word, which no number of steps repeats: nor are sums of several gradients equal.
+    The variance of equal gradients would be rounding error alone. The factors follow the Fibonacci
+    word, which never repeats, so that sums of several gradients differ, too.
     """
     return 1.0 if (step + 2) * GOLDEN % 1 < GOLDEN else 0.5
 

@@ -51,7 +51,7 @@ def test_a_rule_is_named_where_numbers_are_enough_to_tell_it() -> None:
 
 
 def test_a_rule_counts_what_a_layer_is_given() -> None:
-    """Of torch's kernels the first axis is what it gives, of Flax's the last."""
+    """A torch kernel has its outputs in the first axis, a Flax kernel in the last."""
     for shape, framework in (((32, 8), "torch"), ((8, 32), "jax")):
         assert rule_of(0.202, shape, framework) == "torch's uniform 1/sqrt(3 * 8)"
     assert rule_of(0.223, (32, 8), "torch") == "Glorot's sqrt(2/40)"

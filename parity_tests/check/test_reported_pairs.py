@@ -449,7 +449,7 @@ def update(model, opt, step):
 
 
 def test_a_schedule_that_is_one_update_ahead_is_told(tmp_path: Path) -> None:
-    """Of the four updates of rung 4i the last alone differs."""
+    """A staircase of four steps: rung 4i has four updates, and only the last one differs."""
     late = changed(TWICE, ("max(0.0, 1 - RATE / 20)", "0.5 ** (RATE // 4)"))
     ahead = changed(late, ("    RATE = 0\n    return", "    RATE = 1\n    return"))
     (root,) = check(tmp_path, late, ahead).roots

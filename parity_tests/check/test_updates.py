@@ -260,7 +260,7 @@ CENTRED = PROGRAM.replace(
 
 
 def test_a_variance_of_gradients_does_not_vanish(tmp_path: Path) -> None:
-    """Of equal gradients it is rounding, and its root no number on either side."""
+    """The variance of equal gradients is rounding error, and may be negative under a root."""
     trace = record(CENTRED.replace("RATE", "1"), tmp_path, curve=6)
     assert all((x < 1).all() for x in trace.group("varied").values())  # of equal ones: not finite
     (tmp_path / "port.py").write_text(CENTRED.replace("RATE", "0.9 ** (step // 250)"))
