@@ -11,6 +11,8 @@ from lockstep.check.entries import Mapping, drop_used, make_entry
 from lockstep.check.layout import Cut, Piece, fitting_permutations
 from lockstep.check.tensors import Tensors
 
+View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
+
 
 def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
     """Pairs a tensor with a leading axis of layers, or of experts in each layer, with one tensor
@@ -28,7 +30,7 @@ def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 fits = len(shape) > 1 and fitting_permutations(*both)
                 kinds = (members[0] in theirs.parameters) is (s in ours.parameters)
                 layers = _shared_index([theirs.indexes[m] for m in members]), ours.indexes[s]
-                inside = layers[0] == layers[1] or () in layers
+                inside = layers[0] == () or layers[0][: len(layers[1])] == layers[1]
                 if shape[:1] == (len(members),) and alone == {single} and fits and kinds and inside:
                     words = names.words(theirs.spelt[members[0]]), names.words(ours.spelt[s])
                     common = len(words[0] & words[1])
@@ -36,7 +38,7 @@ def match_stacked(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                     scored.append((layers[0] != layers[1], -common, -share, s, key))
         done: set[str] = set()
         for *_, s, key in sorted(scored):
-            members = sorted(groups[key], key=lambda m: theirs.indexes[m])
+            members = sorted(groups[key], key=lambda m: (theirs.indexes[m], _counted(m)))
             if done & {s, *members}:
                 continue
             entries = []
@@ -59,12 +61,17 @@ def _groups(singles: list[str], side: Tensors) -> dict[str, list[str]]:
         owner, leaf = names.owner(name), names.segments(name)[-1]
         keys = {names.across_layers(owner)}
         path = owner.split(".")
-        for at, segment in enumerate(path[:-1]):
-            if number := names.numbered(segment):
+        for at, segment in enumerate(path):
+            number = names.numbered(segment)
+            if number and (at < len(path) - 1 or segment.isdecimal()):
                 keys.add(".".join([*path[:at], f"{number[0]}*", *path[at + 1 :]]))
         for key in keys:
             groups.setdefault(f"{key}.{leaf}", []).append(name)
     return groups
+
+
+def _counted(name: str) -> list[int]:
+    return [int(segment) for segment in names.segments(name) if segment.isdecimal()]
 
 
 def _shared_index(indexes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -89,6 +96,7 @@ def match_fused(
         fused, pool = only if port_fuses else reversed(only)
         whole, parts = _view(fusing, fused), _view(splitting, pool)
         if stacked == "experts":
+            parts = _by_expert(*parts)
             whole = _unstacked(whole[0], _experts(parts[0]), inside=True)
         elif stacked:
             layers, others = parts[0].layers, whole[0].layers
@@ -127,15 +135,29 @@ def _cuts(axis: int, lengths: list[int], turns: bool) -> list[Cut]:
     return [Cut(axis, start, stop) for start, stop in pairwise(ends)]
 
 
+def _by_expert(side: Tensors, pieces: dict[str, Piece]) -> View:
+    """Spells the lists `up.0` and `gate.0`, of a linear layer for each expert, as the modules
+    `0.up` and `0.gate`."""
+    spelt = {}
+    for name in side.shapes:
+        *outer, owner, number, leaf = "", "", *names.segments(name)
+        path = [*outer, number, owner, leaf] if number.isdecimal() else [name]
+        spelt[name] = ".".join(filter(None, path))
+    turned = Tensors(
+        {spelt[name]: shape for name, shape in side.shapes.items()},
+        {spelt[name]: kind for name, kind in side.kinds.items() if name in spelt},
+        [spelt[name] for name in side.order], side.framework,
+        {spelt[name] for name in side.parameters & spelt.keys()},
+    )  # fmt: skip
+    return turned, {spelt[name]: piece for name, piece in pieces.items()}
+
+
 def _experts(side: Tensors) -> set[int]:
     """Returns how many modules are numbered inside of one, such as the experts of a layer."""
     groups: dict[tuple[int, ...], set[int]] = {}
     for *outer, own in filter(None, side.indexes.values()):
         groups.setdefault(tuple(outer), set()).add(own)
     return {len(group) for group in groups.values() if len(group) > 1}
-
-
-View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
 
 
 def _view(side: Tensors, only: list[str]) -> View:

@@ -46,6 +46,20 @@ def test_gates_of_a_cell_stand_in_torch_s_order(order: str) -> None:
     assert {(e.reference.name.rpartition(".")[0], str(e.port)) for e in back.entries} == made
 
 
+@pytest.mark.parametrize("outer", ["", "layers.{}.moe."])
+def test_lists_of_an_expert_s_layers_are_the_parts_of_one_tensor(outer: str) -> None:
+    lists = {f"{outer.format(i)}w{k}.{e}.weight": (D, F) if k == 2 else (F, D)
+             for i in range(2 if outer else 1) for k in (1, 3, 2) for e in range(3)}  # fmt: skip
+    one = {f"{outer.format(i)}{name}": shape for i in range(2 if outer else 1)
+           for name, shape in (("w13", (3, D, 2 * F)), ("w2", (3, F, D)))}  # fmt: skip
+    made = mapping.propose(tensors(lists, "torch"), tensors(one, "jax"), joined="blocks")
+    pairs = {str(entry.reference): str(entry.port) for entry in made.entries}
+    last = outer.format(1)
+    assert len(pairs) == len(lists) and not made.only_port
+    assert pairs[f"{last}w3.2.weight"] == f"{last}w13[2][:, {F}:{2 * F}]"
+    assert pairs[f"{last}w2.1.weight"] == f"{last}w2[1]"
+
+
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_gates_of_a_cell_are_parted_along_what_its_layers_give(framework: str) -> None:
     """NNX's OptimizedLSTMCell beside Linen's; values that are zero at first tell no gates apart."""
