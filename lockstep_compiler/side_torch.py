@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # which a step would import, in each fork anew
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

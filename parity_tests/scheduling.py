@@ -7,7 +7,10 @@ from xdist.scheduler import LoadScopeScheduling
 from lockstep.parity.catalogue import BY_NAME
 
 # What they start or compile once a module would be started on each worker.
-OWN_SIDES = re.compile(r"/test_(second_pair|peers_\w+|reference_models|side)\.py::")
+OWN_SIDES = re.compile(
+    r"/test_(second_pair|peers_\w+|reference_models|side|installation)\.py::"
+    r"|cuda/test_(inductor|lints)\.py::"
+)
 
 
 class ByPrograms(LoadScopeScheduling):
@@ -22,7 +25,7 @@ class ByPrograms(LoadScopeScheduling):
             bug = BY_NAME[case]
             if "mesh" in bug.flags:
                 return "bugs of meshes"
-            return f"{bug.framework} {sorted(bug.flags.items())}"
+            return str(sorted(bug.flags.items()))
         if "::test_the_ladder_with_" in nodeid:  # islands, formats
             return nodeid.partition("[")[0]
         if OWN_SIDES.search(nodeid):

@@ -16,7 +16,7 @@ SMALL: Row = {
 FACTORS: dict[str, tuple[Any, ...]] = {
     "policy": ("fp32", "tf32", "bf16", "fp16"),
     "remat": ("none", "sublayer", "block", "sqrt", "dots"),
-    "device": ("h100", "a100-80", "t4"),
+    "device": ("h100", "t4"),
     "accum": (1, 2),
     "model": ("tiny", "gpt2"),
     "numerics": ("fast", "strict"),

@@ -1,6 +1,8 @@
 """Programs for CUDA devices that are not here. `make test-cuda` has what this needs."""
 
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,10 @@ def pytest_report_header() -> str | None:
 
 @pytest.fixture(scope="session")
 def compilers() -> Iterator[dict[str, Compiler]]:
-    """One process for each framework; it forks for each program."""
-    found = {name: Compiler(name) for name in FRAMEWORKS}
+    """One process for each framework; it forks for each program, and makes none twice."""
+    found: dict[str, Any] = {name: Compiler(name) for name in FRAMEWORKS}
+    for compiler in found.values():
+        compiler.program = cache(compiler.program)
     yield found
     for compiler in found.values():
         compiler.close()

@@ -13,6 +13,7 @@ from parity_tests.cuda.cells import FACTORS, config, covering
 from parity_tests.ladder.rows import label
 
 CELLS = covering()
+BOTH = ("jax", "torch")
 
 
 def test_the_cells_are_few_and_meet() -> None:
@@ -28,6 +29,7 @@ def test_cell(row: Row, compilers: dict[str, Compiler]) -> None:
     programs = [each.program(cell, row["device"]) for each in compilers.values()]
     for program in programs:
         assert rules.violations(program, cell, target) == [], program.framework
+        assert not program.collectives  # one device sends nothing
         if row["model"] == "gpt2":  # of tiny's, XLA makes one matmul of gate and up
             fused = {a.dtype for a in program.attention}
             assert sizes(program.matmuls) == sizes(expected.matmuls(cell, target, fused))
@@ -40,17 +42,15 @@ def test_cell(row: Row, compilers: dict[str, Compiler]) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        {"policy": "bf16", "fp32_islands": "blocks.0.attn,head"},
-        {"policy": "bf16", "remat": "block", "layers": "scan", "accum": 2},
+        {"policy": "bf16", "fp32_islands": "blocks.0.attn,head", "device": "b200"},
+        {"policy": "fp16", "remat": "block", "layers": "scan", "accum": 2, "device": "rtx-5090"},
         {"policy": "params=bfloat16,compute=bfloat16,output=float32"},
         {"policy": "fp64"},
         {"policy": "fp32", "remat": "block", "context": 256},
         {"policy": "tf32", "remat": "block", "context": 256},
         {"policy": "tf32", "model": "tiny", "n_kv_head": 1, "context": 64, "device": "a100-80"},
-        {"policy": "bf16", "device": "b200"},
-        {"policy": "fp16", "device": "rtx-5090"},
     ],
-    ids=["islands", "scan", "spec", "fp64", "blocks", "flash", "flash-grouped", "b200", "rtx-5090"],
+    ids=["islands", "scan", "spec", "fp64", "blocks", "flash", "flash-grouped"],
 )
 def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
     """A loop recomputes the matmul that its last turn would not need; no other count may differ."""
@@ -60,39 +60,34 @@ def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
         assert rules.violations(compiler.program(cell, device), cell, target) == []
 
 
-@pytest.mark.parametrize(("policy", "units"), [("fp8", "b200"), ("fp8-delayed", "h100")])
-def test_fp8_has_units_of_its_own(policy: str, units: str, compilers: dict[str, Compiler]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "device", "units", "frameworks"),
+    [
+        ("fp8", "b200", {"float8"}, BOTH),
+        ("fp8-delayed", "h100", {"float8"}, BOTH),
+        ("fp8-delayed", "a100-80", set(), BOTH),
+        ("mxfp8", "b200", {"float8"}, BOTH),
+        ("mxfp8", "h100", set(), ("torch",)),
+        ("nvfp4", "b200", {"float4"}, ("torch",)),  # of JAX's, test_alone asks
+    ],
+)
+def test_a_narrow_format_has_units_of_its_own(
+    policy: str, device: str, units: set[str], frameworks: tuple[str, ...],
+    compilers: dict[str, Compiler],
+) -> None:  # fmt: skip
     """In the middle layer; on devices before them it is emulated, and said to be."""
     cell = config({"policy": policy, "n_layer": 3, "numerics": "strict"})
-    for device, own in ((units, 4 * 3), ("a100-80", 0)):
-        target = targets.find(device)
-        wanted = expected.matmuls(cell, target, ())
-        for each in compilers.values():
-            program = each.program(cell, device)
-            assert rules.violations(program, cell, target) == []
-            assert sizes(program.matmuls) == sizes(wanted)
-            assert sum(m.times for m in program.matmuls if m.units == "float8") == own
-            said = any("emulated" in line for line in report.warnings(program, cell, target, []))
-            assert said == (own == 0)
-
-
-@pytest.mark.parametrize(
-    ("policy", "units", "frameworks"),
-    [("mxfp8", "float8", ("jax", "torch")), ("nvfp4", "float4", ("torch",))],
-)  # of JAX's nvfp4, test_alone asks
-def test_blackwell_multiplies_blocks(
-    policy: str, units: str, frameworks: tuple[str, ...], compilers: dict[str, Compiler]
-) -> None:
-    """In the middle layer, with sizes that XLA fills up to tiles; before it they are emulated."""
-    cell = config({"policy": policy, "n_layer": 3, "numerics": "strict"})
+    target = targets.find(device)
     for framework in frameworks:
-        for device, own in (("b200", 4 * 3), ("h100", 0))[: 1 + (framework == "torch")]:
-            target = targets.find(device)
-            program = compilers[framework].program(cell, device)
-            assert rules.violations(program, cell, target) == []
-            assert sum(m.times for m in program.matmuls if m.units == units) == own
-            said = any("emulated" in line for line in report.warnings(program, cell, target, []))
-            assert said == (own == 0)
+        program = compilers[framework].program(cell, device)
+        assert rules.violations(program, cell, target) == []
+        if policy.startswith("fp8"):  # XLA fills blocks up to tiles
+            assert sizes(program.matmuls) == sizes(expected.matmuls(cell, target, ()))
+        own = [m for m in program.matmuls if m.units in ("float8", "float4")]
+        assert {m.units for m in own} == units
+        assert sum(m.times for m in own) == (4 * 3 if units else 0)
+        said = any("emulated" in line for line in report.warnings(program, cell, target, []))
+        assert said == (not units)
 
 
 def test_float8_takes_rows_that_are_no_multiple_of_16(compilers: dict[str, Compiler]) -> None:
