@@ -92,18 +92,22 @@ def test_registers_that_spill(count: int, *, said: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "device", "said"),
+    ("flags", "device", "facts", "said"),
     [
-        ({"policy": "bf16"}, "h200", True),
-        ({"policy": "tf32"}, "h200", True),
-        ({"policy": "bf16"}, "t4", False),  # cuBLAS's here too: they are counted twice
-        ({"policy": "fp32"}, "h200", False),
-        ({"policy": "bf16", "numerics": "strict"}, "h200", False),
+        ({"policy": "bf16"}, "h200", {}, True),
+        ({"policy": "tf32"}, "h200", {}, True),
+        ({"policy": "bf16"}, "t4", {}, False),  # cuBLAS's here too: they are counted twice
+        ({"policy": "fp32"}, "h200", {}, False),
+        ({"policy": "bf16", "numerics": "strict"}, "h200", {}, False),
+        ({"policy": "bf16"}, "h200", {"logits": 10**7}, False),  # little of the peak
+        ({"policy": "bf16"}, "h200", {"framework": "torch"}, False),
     ],
 )
-def test_logits_that_cublas_keeps(flags: dict[str, str], device: str, *, said: bool) -> None:
+def test_logits_that_cublas_keeps(
+    flags: dict[str, str], device: str, facts: dict[str, Any], *, said: bool
+) -> None:
     config = from_flags(flags, accelerator=True)
-    program = make(10**9, logits=5 * 10**8)
+    program = make(10**9, **{"logits": 5 * 10**8, **facts})
     found = report.warnings(program, config, targets.find(device), [])
     text = "on the device XLA may take cuBLAS for the head: 1.50 GB, logits twice"
     assert [line for line in found if "cuBLAS" in line] == [text] * said

@@ -1,7 +1,6 @@
 """The devices' facts, the matmuls of the model's definition, and a machine without the extra."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,21 +150,6 @@ def test_warnings_of_a_t4() -> None:
     text = "\n".join(report.warnings(program, config, T4, []))
     for part in ("bf16 on a t4 multiplies in float32", "refuses this shape", "does not fit"):
         assert part in text
-
-
-def test_logits_may_be_there_twice_on_the_device() -> None:
-    """Not where they are there twice as compiled, or are little of the peak, or PyTorch's."""
-    parts = {"logits": 3 * 10**9}
-
-    def says(config: Config, target: targets.Target, **facts: Any) -> bool:
-        program = replace(right(config, parts=parts, peak=6 * 10**9), **facts)
-        return "head: 9.00 GB" in "\n".join(report.warnings(program, config, target, []))
-
-    assert says(small(), H100)
-    assert not says(small(numerics="strict"), H100)
-    assert not says(small(), T4)
-    assert not says(small(), H100, parts={"logits": 10**8})
-    assert not says(small(), H100, framework="torch")
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

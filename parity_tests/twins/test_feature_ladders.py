@@ -21,6 +21,7 @@ Row = dict[str, Any]
 SOME: Row = {"fp32_islands": "blocks.1,head", "remat": "block"}
 ALIKE: Row = {"fp32_islands": "*.attend,*.down,head", "model": "gpt2", "remat": "dots",
               "layers": "scan"}  # fmt: skip
+# On one rung under the same flags the sound pair stands beside each planted bug: test_power.py.
 CLIMBED: dict[str, tuple[Row, int]] = {
     "alike-bf16-3": (ALIKE | {"policy": "bf16"}, 3),
     "some-bf16-3": (SOME | {"policy": "bf16"}, 3),
@@ -50,7 +51,6 @@ CLIMBED |= {
 }  # fmt: skip
 # Over float16, whose gradients have a loss scale.
 OVER: Row = {"policy": "fp16", "formats": "blocks=fp8-delayed,*.mlp=mxfp8", "n_layer": 1}
-CLIMBED |= {f"scaled-{n}": (OVER | {"accum": 2}, n) for n in (4, 7)}
 CLIMBED |= {"scaled-data": (OVER | {"accum": 2, "mesh": "data=2"}, WORLDS)}
 
 # --- a policy's `grads`. Anchored: the derivative written by hand, in the dtype without noise.
@@ -59,11 +59,8 @@ NARROW: Row = GRADS | {"accum": 4, "n_layer": 2}
 WIDE: Row = {"policy": "params=float64,compute=float64,output=float64,grads=float64",
              "remat": "dots", "model": "gpt2", "accum": 1, "n_layer": 1}  # fmt: skip
 CLIMBED |= {f"grads-fp64-{n}": (WIDE, n) for n in (3, 6)}
-CLIMBED |= {f"grads-fp16-{n}": (NARROW, n) for n in (3, 5, 8)}
-CLIMBED |= {
-    "grads-fp64-fsdp": (WIDE | {"accum": 2, "mesh": "data=2,fsdp=2"}, WORLDS),
-    "grads-fp16-data": (GRADS | {"mesh": "data=2"}, WORLDS),
-}
+CLIMBED |= {f"grads-fp16-{n}": (NARROW, n) for n in (5, 8)}
+CLIMBED |= {"grads-fp64-fsdp": (WIDE | {"accum": 2, "mesh": "data=2,fsdp=2"}, WORLDS)}
 
 # --- `--eval-policy` on several devices: float64 has no noise.
 
