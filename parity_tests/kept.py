@@ -7,52 +7,25 @@ JAX could bound the folder's size, but reads all of it for each program that it 
 that all processes share: so it is trimmed here, once a session.
 """
 
-import hashlib
 import os
-import platform
 from importlib import metadata
 from pathlib import Path
 
+from lockstep.cli.programs import digest_cpu
 from lockstep.files.cache import cache_folder
 
 LIMIT = 2 * 2**30  # bytes, of all such folders together
-OF_A_CPU = ("model name", "flags", "CPU implementer", "CPU part", "Features")  # x86, then ARM
-
-
-def describe_cpu(info: str) -> str:
-    """Selects what a compiled program depends on from the text of /proc/cpuinfo."""
-    lines = (line.partition(":") for line in info.splitlines())
-    return "\n".join(
-        sorted({f"{name.strip()}:{value}" for name, _, value in lines if name.strip() in OF_A_CPU})
-    )
-
-
-def kept_folder(cpu: str, threads: str) -> Path:
-    """The folder of compiled programs for this jaxlib, CPU and number of XLA's threads.
-
-    Args:
-        cpu: `describe_cpu`'s text.
-        threads: the variable NPROC, from which XLA takes them.
-
-    Raises:
-        OSError: this user has no folder for caches.
-    """
-    key = "\n".join([cpu, threads, platform.machine(), platform.python_version()])
-    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    return cache_folder() / "tests" / f"jaxlib-{metadata.version('jaxlib')}-{digest}"
 
 
 def open_folder() -> Path:
-    """Make the folder for this machine, and trim its like.
+    """Make the folder for this jaxlib, CPU and number of XLA's threads, and trim its like.
 
     Raises:
         OSError: it cannot be made.
     """
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        info = f"model name: {platform.processor()}"
-    folder = kept_folder(describe_cpu(info), os.environ.get("NPROC", ""))
+    threads = os.environ.get("NPROC", "all")
+    name = f"jaxlib-{metadata.version('jaxlib')}-{digest_cpu()}-{threads}"
+    folder = cache_folder() / "tests" / name
     folder.mkdir(parents=True, exist_ok=True)
     trim(folder.parent, LIMIT)
     return folder

@@ -27,7 +27,7 @@ def keep(framework: str, *, anew: bool) -> None:
     if anew or framework != "jax" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     try:
-        folder = cache_folder() / f"xla-{_machine()}"
+        folder = cache_folder() / f"xla-{digest_cpu()}"
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a run needs none
         return
@@ -39,7 +39,7 @@ def keep(framework: str, *, anew: bool) -> None:
     }
 
 
-def _machine() -> str:
+def digest_cpu() -> str:
     """Digests the CPU's features: a cached program has the instructions of one CPU."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
