@@ -207,22 +207,23 @@ def parts_of(
     ]  # fmt: skip
     best: tuple[tuple[bool, int, int, float], tuple[int, list[str], list[int]]] | None = None
     outer = ".".join(names.segments(name)[:-1])
-    for n in (3, 2):
-        for members in _together(near, n, parts):
-            for axis in range(len(shape)):
-                along = prod((*shape[:axis], *shape[axis + 1 :]))
-                lengths = [prod(parts.shapes[m]) // along for m in members]
-                pieces = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
-                fits = sum(lengths) == shape[axis] and all(
-                    fitting_permutations(piece, parts.shapes[m])
-                    for piece, m in zip(pieces, members)
-                )
+    for n in (3, 2, 4, 5):
+        for axis in range(len(shape)):
+            along = prod((*shape[:axis], *shape[axis + 1 :]))
+            lengths = {p: prod(parts.shapes[p]) // along for p in near}
+            fitting = [
+                p for p in near if 0 < lengths[p] < shape[axis] and fitting_permutations(
+                    (*shape[:axis], lengths[p], *shape[axis + 1 :]), parts.shapes[p])
+            ]  # fmt: skip
+            for members in _together(fitting, n, parts):
+                if sum(lengths[m] for m in members) != shape[axis]:
+                    continue
                 kernel_axis = axis == (0 if whole.framework == "torch" else len(shape) - 1)
                 inner = ".".join(names.segments(members[0])[:-2])
                 common = len(names.words(outer) & names.words(inner))
                 score = kernel_axis, pool[members[0]], common, _spelt_alike(outer, inner)
-                if fits and (best is None or score > best[0]):
-                    best = score, (axis, list(members), lengths)
+                if best is None or score > best[0]:
+                    best = score, (axis, list(members), [lengths[m] for m in members])
         if best:
             return best[1]
     return None

@@ -362,6 +362,21 @@ def test_fused_tensors_of_stacked_layers_are_mapped() -> None:
         assert names["h.1.attn.k.weight"] == "layers.attn.qkv.kernel[1][:, 6:12]"
 
 
+def test_a_layer_is_made_of_up_to_five_beside_others_that_fit_nowhere() -> None:
+    """The layers of a state space model, and their convolutions, which are parted likewise."""
+    fused: dict[str, layout.Shape] = {
+        "mixer.in_proj.weight": (21, 6),
+        "mixer.conv.weight": (14, 1, 4),
+    }
+    split: dict[str, layout.Shape] = {f"mixer.to_{n}.kernel": (6, k)
+                               for n, k in zip("zxbct", (5, 8, 3, 3, 2))}  # fmt: skip
+    split |= {f"mixer.conv_{n}.kernel": (4, 1, k) for n, k in zip("xbc", (8, 3, 3))}
+    found = mapping.propose(tensors(fused, "torch"), tensors(split, "jax"), joined="blocks")
+    names = {v: k for k, v in paired(found).items()}
+    assert names["mixer.to_t.kernel"] == "mixer.in_proj.weight[19:21]"
+    assert names["mixer.conv_c.kernel"] == "mixer.conv.weight[11:14]"
+
+
 def test_numbers_in_names_pair_a_plain_tree() -> None:
     reference = {f"blocks.{i}.{n}": (4,) for i in range(2) for n in
                  ("norm1.weight", "norm1.bias", "ls1.gamma", "norm2.weight", "norm2.bias",
