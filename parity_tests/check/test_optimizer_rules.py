@@ -1,6 +1,7 @@
 """The rules in numpy are those of torch and optax: each library's optimizer is found by its own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_a_rule_of_optax_is_found(name: str) -> None:
         found = optimizer.find_rules(history(lambda: by_optax(transform)))
     assert len(found) == 1
     assert found[0].options.items() >= expected.items(), found[0].options
+
+
+def test_updates_relative_to_a_fused_tensor_are_found_in_its_parts() -> None:
+    """A part's own ratio is another one."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        found = history(lambda: by_optax(optaxs()["lamb"][0]))
+    for rows in found.values():
+        wide = rows.pop("wide")
+        for name, part in (("a", slice(12)), ("b", slice(12, None))):
+            flat = {of: getattr(wide, of)[:, part] for of in ("weights", "grads", "changes")}
+            rows[name] = replace(wide, **flat, whole=np.zeros(0))
+    (rule,) = optimizer.find_rules(found)
+    assert rule.options[TRUST] and rule.rate == dict.fromkeys(rule.rate, pytest.approx(0.01))
 
 
 def test_no_rule_is_found_where_none_is() -> None:

@@ -15,10 +15,12 @@ from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.causes.glue import factor_between
 from lockstep.check.causes.rules import (
     AMSGRAD,
+    CHANGE,
     CONJUGATE,
     CORRECTED,
     L2,
     TRUST,
+    WEIGHTS,
     Options,
     Sequence,
     clips,
@@ -240,7 +242,8 @@ def _sizes_alone(
         factors = np.array([factor_of(step) for step in range(updates * n)]).reshape(-1, n)
         sums, flat = factors.sum(1), np.tile(w.ravel(), (updates, 1))
         s = Sequence(
-            flat, sums[:, None] * g.ravel(), flat, sums * norm, sums * float(np.linalg.norm(g)),
+            flat, sums[:, None] * g.ravel(), flat, sums * norm,
+            np.multiply.outer(sums, np.array([0.0, np.linalg.norm(g), 0.0])),
             np.multiply.outer(sums, g), np.full(updates, np.sqrt((w**2).mean())),
             *((factors[..., None] * g.ravel(), factors * norm) if n > 1 else ()),
         )  # fmt: skip
@@ -370,8 +373,8 @@ def _with_norms_of(rows: Rows, tensors: dict[str, str]) -> Rows:
     """
     squares: dict[str, Any] = {}
     for name, s in rows.items():
-        squares[tensors[name]] = squares.get(tensors[name], 0.0) + s.own_norms**2
-    return {name: replace(s, own_norms=np.sqrt(squares[tensors[name]])) for name, s in rows.items()}
+        squares[tensors[name]] = squares.get(tensors[name], 0.0) + s.own**2
+    return {name: replace(s, own=np.sqrt(squares[tensors[name]])) for name, s in rows.items()}
 
 
 def sequence(
@@ -395,7 +398,8 @@ def sequence(
     return Sequence(
         np.stack([some(weights[step]) for step in at]), np.stack([some(g) for g in summed]),
         np.stack([some(moved[step]) for step in at]), np.array([_norm(each) for each in whole]),
-        np.array([np.linalg.norm(g) for g in summed]),
+        np.array([[np.linalg.norm(x) for x in (weights[step], g, moved[step])]
+                  for step, g in zip(at, summed)]),
         np.stack(summed) if kept else np.zeros(0),
         np.array([np.sqrt((weights[step] ** 2).mean()) for step in at]),
         few.reshape(len(at), n, -1) if n > 1 else None,
@@ -434,8 +438,7 @@ def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
         ]
         rule = _find_rule(pick, small, wholes, like)
         if rule:
-            rule.options |= {TRUST: True} if _is_relative(rule, plain) else {}
-            found.append(rule)
+            found.append(_relative(rule, plain))
             rest -= set(rule.rate) | _noisy(plain)
         else:
             unknown += 1
@@ -443,14 +446,18 @@ def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
     return found
 
 
-def _is_relative(rule: Rule, rows: Rows) -> bool:
-    """Says if all tensors' updates in a step are in one ratio to their weights; of those tensors
-    that are known in full."""
-    whole = [s for name, s in rows.items() if name in rule.rate and s.whole.size == s.grads.size]
+def _relative(rule: Rule, rows: Rows) -> Rule:
+    """Gives a rule the ratio of an update to its tensor's weights as its rate, where that is one of
+    all tensors in a step."""
+    own = {name: s.own for name, s in rows.items() if name in rule.rate}
     with np.errstate(all="ignore"):
-        ratios = [np.linalg.norm(s.changes, axis=1) / np.linalg.norm(s.weights, axis=1)
-                  for s in whole]  # fmt: skip
-    return len(whole) > 1 and all(np.allclose(x, ratios[0], rtol=ONE, atol=0) for x in ratios)
+        ratios = [lengths[:, CHANGE] / lengths[:, WEIGHTS] for lengths in own.values()]
+    if len(own) < 2 or not all(np.allclose(x, ratios[0], rtol=ONE, atol=0) for x in ratios):
+        return rule
+    rates = ratios[0].tolist()
+    return replace(rule, options={**rule.options, TRUST: True}, rates=rates,
+                   rate=dict.fromkeys(rule.rate, rates[-1]),
+                   by_step=dict.fromkeys(rule.rate, rates))  # fmt: skip
 
 
 def _weight(s: Sequence) -> tuple[int, float]:

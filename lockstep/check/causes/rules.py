@@ -22,6 +22,7 @@ L2 = "L2 in the gradient"
 TRUST = "update relative to the weights (LAMB, LARS)"
 BF16 = ("bfloat16, as with optax's mu_dtype", "bfloat16")
 LEAST = 1e-3  # by which Adafactor scales a tensor at least
+WEIGHTS, GRADIENT, CHANGE = range(3)  # columns of a tensor's own norms
 
 Options = dict[str, Any]
 
@@ -34,7 +35,7 @@ class Sequence:
     grads: np.ndarray
     changes: np.ndarray
     norms: np.ndarray  # (updates,) of all gradients
-    own_norms: np.ndarray  # (updates,) of the tensor that this is, or is a piece of
+    own: np.ndarray  # (updates, 3): norms of the tensor that this is, or is a piece of
     whole: np.ndarray  # (updates, *shape): the gradients in full; empty where there are too many
     sizes: np.ndarray  # (updates,): the root of the mean square of the weights in full
     parts: np.ndarray | None = None  # (updates, gradients, elements) where an update gathers some
@@ -135,7 +136,7 @@ def clips(gathers: bool) -> Iterator[Options]:
 
 def gradients_of(options: Options, s: Sequence) -> np.ndarray:
     """(updates, elements): what the rule is given, clipped and gathered."""
-    norms = s.own_norms if options.get("_own") else s.norms
+    norms = s.own[:, GRADIENT] if options.get("_own") else s.norms
     if s.parts is None or s.part_norms is None:
         grads = _clip(options, s.grads, norms)
     else:
