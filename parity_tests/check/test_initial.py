@@ -48,6 +48,7 @@ def test_a_rule_is_named_where_numbers_are_enough_to_tell_it() -> None:
     assert rule_of(0.0968, (3,), "torch") == rule_of(0.021, (60,), "torch") == ""
     assert rule_of(0.0201, (64, 64), "torch") == "normal(0.02)"
     assert rule_of(0.0, (3,), "torch") == "a constant"
+    assert rule_of(0.285, (10, 1, 12), "jax") == ""  # 1/sqrt(12), or LeCun's 1/sqrt(10)
 
 
 def test_a_rule_counts_what_a_layer_is_given() -> None:

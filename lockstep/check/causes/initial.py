@@ -38,7 +38,8 @@ def _drawn(piece: Piece, arrays: Arrays) -> np.ndarray:
 
 def rule_of(std: float, shape: tuple[int, ...], framework: str) -> str:
     """The rule that gives this standard deviation, within five sampling errors; "" where none does,
-    or where so few numbers do not tell two rules apart of which one gives twice the other's.
+    where another is as good as within two, or where so few numbers do not tell two rules apart of
+    which one gives twice the other's.
 
     Args:
         framework: torch has what a layer gives in the first axis, JAX in the last.
@@ -55,6 +56,8 @@ def rule_of(std: float, shape: tuple[int, ...], framework: str) -> str:
             f"torch's uniform 1/sqrt(3 * {fan})": (3 * fan) ** -0.5,
             f"1/sqrt({out})": out**-0.5,
         }  # fmt: skip
-    error = 5 * (1 / (2 * math.prod(shape))) ** 0.5
+    error = (1 / (2 * math.prod(shape))) ** 0.5
     off, name = min((abs(math.log(std / value)), name) for name, value in rules.items())
-    return name if off <= error < math.log(2) / 2 else ""
+    others = [value for value in rules.values() if not math.isclose(value, rules[name])]
+    alone = all(abs(math.log(std / value)) > 2 * error for value in others)
+    return name if alone and off <= 5 * error < math.log(2) / 2 else ""
