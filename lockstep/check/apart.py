@@ -20,6 +20,8 @@ MOVES = JOINS | {
     "reshape", "rev", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
     "tile", "transpose", "unbind", "unsqueeze", "view",
 }  # fmt: skip
+INDEXED = {"gather", "dynamic_slice", "scatter", "scatter-add"}  # of JAX, at an index
+WRAPPED = 8  # operations from an index to what uses it, at most
 STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
 
@@ -44,7 +46,18 @@ class PartedAt:
 
 def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
     """Tells two operations, by their numbers."""
-    return PartedAt(reference.line(r), port.line(p), (reference.tell(r), port.tell(p)), r)
+    told = reference.tell(_user_of_index(reference, r)), port.tell(_user_of_index(port, p))
+    return PartedAt(reference.line(r), port.line(p), told, r)
+
+
+def _user_of_index(side: SideTape, number: int) -> int:
+    """Returns the operation that uses an index, for one that JAX does to it for negative ones: a
+    comparison with zero, a sum and a choice."""
+    if side.is_float(number) or side.values[number].op not in {"lt", "add", "select_n"}:
+        return number
+    users = (n for n in side.below(number, WRAPPED) if side.values[n].op in INDEXED)
+    user = next(users, number)
+    return user if side.values[user].line == side.values[number].line else number
 
 
 Met = dict[int, list[int]]  # the port's value -> those of the reference

@@ -32,8 +32,8 @@ def of(
               for side, about in sides.items() if about.get("hooked")]  # fmt: skip
     calls, pairing = trial.free.calls, trial.pairing
     if not pairing.calls and not calls.names:
-        found.append("no module of the port was paired: it shows none; a port in plain JAX shows "
-                     "its values through taps(tap)")  # fmt: skip
+        found.append("no module of the port was paired: it shows none; one in plain JAX, Equinox "
+                     "or Haiku shows its values through taps(tap)")  # fmt: skip
     elif not pairing.calls:
         found.append(
             "no module of the port was paired: its outputs have other sizes than the reference's"

@@ -85,7 +85,7 @@ def _random(result: Result) -> str:
 def _of_root(number: int | str, root: Root) -> list[str]:
     layers = f", {root.everywhere}" if root.everywhere else ""
     if not root.everywhere and len(root.names) > 1 and root.rung in ("2i", "3i"):
-        layers = f", {len(root.names)} places: {', '.join(root.names[:3])}"
+        layers = f", {len(root.names)} places: {list_some(root.names)}"
     where = "; ".join(root.where.split("; ")[:4]) + "; ..." * (root.where.count("; ") > 3)
     lines = [f"{number} {where}, {root.direction}{layers}: {figure(root)}"]
     for word, said in details(root):

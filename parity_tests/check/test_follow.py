@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from lockstep.check import lines, report, trace
+from lockstep.check.apart import part_at
 from lockstep.check.check import Result
 from lockstep.check.follow import OPEN, Followed, follow
 from lockstep.check.port import Port
 from lockstep.check.program import UserProgram
-from lockstep.check.tapes import Asked, LiveTape, RecordedTape
+from lockstep.check.tapes import Asked, LiveTape, RecordedTape, SideTape
 from lockstep.check.trace import Trace
 from lockstep.check.turns import turns
 from lockstep.process import ROOT
@@ -154,6 +155,17 @@ def test_lines_are_near_where_the_operations_are_not_given_the_same(
 ) -> None:
     (part,) = followed_pair(Pair(("", right), ("", wrong), {}), tmp_path).parts
     assert part.near is near, part
+
+
+def test_what_jax_does_to_an_index_is_told_by_what_reads_there() -> None:
+    """Nobody wrote its comparison with zero, which comes first."""
+    made = [("parameter", [], 9, "float64"), ("batch", [], 3, "int64"), ("lt", [1], 3, "bool"),
+            ("add", [1], 3, "int64"), ("select_n", [2, 1, 3], 3, "int64"),
+            ("gather", [0, 4], 3, "float64")]  # fmt: skip
+    values = [{"op": op, "name": "", "inputs": i, "shape": [n], "dtype": kind, "line": "port.py:1"}
+              for op, i, n, kind in made]  # fmt: skip
+    side = SideTape({"values": values, "loss": 5}, {})
+    assert part_at(side, 2, side, 5).operations == ("gather of (9,), (3,)",) * 2
 
 
 def test_tensors_that_meet_data_as_one_value_are_paired_together(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def test_the_page_has_roots_and_every_module(jax_reference: Trace, tmp_path: Pat
     assert "DIFFERENT" in said and "GELU (erf) for GELU (tanh)" in said
     assert all(call in said for call in result.pairs.values())
     assert "Loss curves" in said
+    places = replace(result.roots[0], everywhere="", names=[f"h.{n}" for n in range(6)])
+    line = report.roots(replace(result, roots=[places]))[0]
+    assert "6 places: h.0, h.1, h.2, h.3 and 2 more: " in line
 
 
 def test_nothing_is_loaded_and_nothing_runs(jax_reference: Trace, tmp_path: Path) -> None:
