@@ -89,7 +89,7 @@ def follow(reference: RecordedTape, port: LiveTape, weights: Arrays) -> Followed
         walk = _Walk(reference, port, weights, tolerance)
         walk.go()
         found.append(walk.result())
-        if found[-1].equal:
+        if found[-1].equal or not (found[-1].open or walk.is_near(ROUNDED)):
             break
     best = min(found, key=lambda each: len(each.open))
     parts, coarse = found[0].parts, found[-1].parts
@@ -189,6 +189,12 @@ class _Walk:
             best = best if self.choices and at < best[0] else (-1, 0, self.now)
             at += 1
 
+    def is_near(self, tolerance: float) -> bool:
+        """Says if a value that is none of the reference's is so within another tolerance."""
+        known = Known(self.reference.data, self.reference.rows, tolerance)
+        apart = [row for n, row in self.now.rows.items() if not self.now.alike[n]]
+        return bool(apart) and any(known.find_each(np.array(apart)))
+
     def _return(self) -> int | None:
         """Takes the next candidate of the last choice that has one; returns its place."""
         while self.choices and self.returns > 0:
@@ -284,7 +290,8 @@ class _Walk:
         """Plays an operation whose result is one number throughout, such as the product of a first
         state of zeros: its tensor stays open until it is met again."""
         trial = self.fits.trial(candidate)
-        if not _is_blank(self.port.attempt([trial], [number])[0, 0]):
+        row = self.port.attempt([trial], [number])[0, 0]
+        if row[5] != row[6]:
             return False
         self.port.play(trial, [])
         self._play([number])
@@ -498,8 +505,10 @@ class _Walk:
     ) -> Candidate | None:
         rows = self.port.attempt([self.fits.trial(c) | also for c in candidates], ahead)
         for candidate, each in zip(candidates, rows):
-            if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
-                return candidate
+            told = each[each[:, 5] != each[:, 6]]  # one number throughout tells nothing
+            for found in self.known.find_each(told):
+                if all(self.fits.comes_of(found, meeting) for meeting in candidate.met):
+                    return candidate
         return None
 
     def _twins(self, candidate: Candidate, unknown: list[int]) -> Iterator[list[Candidate]]:
@@ -534,12 +543,10 @@ class _Walk:
             size = sum(candidate.size for candidate in candidates)
             if not candidates or len(ahead) < 2 or size > LARGE:
                 continue
-            rows = self.port.attempt([self.fits.trial(c) for c in candidates], ahead)
-            for candidate, each in zip(candidates, rows):
-                if any(not _is_blank(row) and self._comes_of_all(row, candidate) for row in each):
-                    self._take(candidate)
-                    self.now.guessed += list(candidate.places)
-                    return True
+            if confirmed := self._first_confirmed(candidates, ahead, {}):
+                self._take(confirmed)
+                self.now.guessed += list(confirmed.places)
+                return True
         self.failures += 1
         return False
 
@@ -589,10 +596,6 @@ class _Walk:
             for group in islice(combinations(near[:AHEAD], count), 100):
                 if joined := list(islice(self.fits.joined(group, unknown[0]), GUESSES)):
                     yield joined
-
-    def _comes_of_all(self, row: np.ndarray, candidate: Candidate) -> bool:
-        found = self.known.find(row)
-        return all(self.fits.comes_of(found, meeting) for meeting in candidate.met)
 
     def _replace(self, number: int, unknown: list[int]) -> Candidate | None:
         """Puts the reference's data in, if the result is then the reference's: values parted."""
@@ -771,11 +774,6 @@ def _joined(candidates: tuple[Candidate, ...]) -> Candidate | None:
     if np.unique(elements).size < elements.size:
         return None
     return Candidate(tuple(m for candidate in candidates for m in candidate.met), places)
-
-
-def _is_blank(row: np.ndarray) -> bool:
-    """Says if a value is one number throughout."""
-    return bool(row[5] == row[6])
 
 
 def _words(groups: Iterable[list[str]]) -> set[str]:

@@ -382,17 +382,34 @@ class Known:
 
     def find(self, row: np.ndarray) -> list[int]:
         """Finds the values that have the same elements, in any order."""
-        if np.isnan(row).any() or int(row[0]) not in self.tables:
-            return []
-        like = are_alike(self.tables[int(row[0])], row, self.tolerance)
-        return [n for n, same in zip(self.by_size[int(row[0])], like) if same]
+        return self.find_each(row[None])[0]
+
+    def find_each(self, rows: np.ndarray) -> list[list[int]]:
+        """Finds the values that have the same elements as each of these, in any order."""
+        found: list[list[int]] = [[] for _ in rows]
+        finite = ~np.isnan(rows).any(1)
+        for size in self.tables.keys() & set(rows[finite, 0]):
+            table, numbers = self.tables[size], self.by_size[size]
+            chosen = np.flatnonzero(finite & (rows[:, 0] == size))
+            sums, scales = (np.meshgrid(table[:, k], rows[chosen, k]) for k in (2, 3))
+            near = np.abs(sums[0] - sums[1]) <= self.tolerance * np.maximum(*scales)
+            ours, theirs = np.nonzero(near)
+            alike = are_alike(table[theirs], rows[chosen[ours]], self.tolerance)
+            for row, at in zip(chosen[ours[alike]], theirs[alike]):
+                found[row].append(numbers[at])
+        return found
 
 
 def are_alike(rows: np.ndarray, row: np.ndarray, tolerance: float = EQUAL) -> np.ndarray:
-    """Says if fingerprints are those of the same elements, in any order."""
-    scale = np.maximum(rows[:, 3], row[3])
-    largest = np.maximum(np.abs(rows[:, 5:7]).max(1), np.abs(row[5:7]).max())
-    square = np.maximum(rows[:, 4], row[4])
+    """Says if fingerprints are those of the same elements, in any order.
+
+    Args:
+        rows: (n, columns)
+        row: (columns,), or as many as rows.
+    """
+    scale = np.maximum(rows[:, 3], row[..., 3])
+    largest = np.maximum(np.abs(rows[:, 5:7]).max(1), np.abs(row[..., 5:7]).max(-1))
+    square = np.maximum(rows[:, 4], row[..., 4])
     gaps = np.abs(rows - row)
     same = (gaps[:, :2] == 0).all(1)
     same &= (gaps[:, 2] <= tolerance * scale) & (gaps[:, 3] <= tolerance * scale)
