@@ -56,12 +56,12 @@ def _answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arr
 
 def _attempt(player: Player, header: dict[str, Any], arrays: Arrays, targets: list[int]) -> Arrays:
     found: Arrays = {}
-    given: list[Arrays] = [{} for _ in range(header["trials"])]
+    given: list[dict[int, np.ndarray]] = [{} for _ in range(header["trials"])]
     for name, x in arrays.items():
-        _, trial, number = name.split("/")
-        given[int(trial)][number] = x
+        _, k, number = name.split("/")
+        given[int(k)][int(number)] = x
     for trial, each in enumerate(given):
-        values = player.attempt(_numbered(each), targets)
+        values = player.attempt(each, targets)
         if header.get("values"):
             found |= {f"{trial}/{n}": tree.to_numpy(x) for n, x in zip(targets, values)}
         else:
