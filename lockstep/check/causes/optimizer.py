@@ -590,12 +590,15 @@ def _solve(
         scale = np.linalg.norm(matrix, axis=0)
         if not scale[0] or not np.isfinite(scale).all() or not np.isfinite(change).all():
             return None
+        rounding = ROUNDING * np.linalg.norm(s.weights[step])
+        close = FLOAT32 if options["rule"] == "Adafactor" else CLOSE
+        bound = float(close * np.linalg.norm(change) + rounding)
+        if _is_outside(direction / scale[0], s.weights[step], change, 2 * bound):
+            return None
         scale = np.where(scale > 0, scale, 1.0)
         (rate, decay), *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
         rest = np.linalg.norm(matrix / scale @ np.array([rate, decay]) - change)
-        rounding = ROUNDING * np.linalg.norm(s.weights[step])
-        close = FLOAT32 if options["rule"] == "Adafactor" else CLOSE
-        if rest > close * np.linalg.norm(change) + rounding:
+        if rest > bound:
             return None
         if misfits is not None and change.any():
             misfits.append(max(float(rest - rounding), 0.0) / float(np.linalg.norm(change)))
@@ -605,6 +608,18 @@ def _solve(
         rates.append(float(rate))
         decays.append(float(decay / rate) if rate and significant else 0.0)
     return (rates, decays) if rates else None
+
+
+def _is_outside(unit: np.ndarray, weights: np.ndarray, change: np.ndarray, bound: float) -> bool:
+    """Says if a change is farther than a bound from all sums of a direction and the weights: what
+    most rules miss by, at a tenth of the cost of least squares, which decide the rest."""
+    across = weights - (unit @ weights) * unit
+    left = change - (unit @ change) * unit
+    square = float(across @ across)
+    if square > 1e-6 * float(weights @ weights):  # or rounding is most of it
+        left = left - (across @ left) / square * across
+        return float(left @ left) > bound**2
+    return False
 
 
 def _solve_one(
