@@ -3,17 +3,20 @@
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lockstep.check import trace
+from lockstep.check.check import Result
 from lockstep.check.program import UserProgram
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
-from lockstep_recorder import main
+from parity_tests.check.inside import ALONE, check_inside, record_inside
+from parity_tests.check.mutants import BY_NAME, changed
 from parity_tests.check.recorders import forked_programs as forked_programs
-from parity_tests.check.small_program import record_small, small
+from parity_tests.check.small_program import small
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,9 @@ def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Tra
         program.record(folder / example, steps)
     finally:
         program.close()
-    return trace.read(folder / example)
+    found = trace.read(folder / example)
+    few = {name: x[: ALONE * steps] for name, x in found.arrays.items() if "varied/" in name}
+    return replace(found, arrays={**found.arrays, **few})
 
 
 @pytest.fixture(scope="session")
@@ -51,21 +56,26 @@ def jax_reference(traces: Callable[[str], Trace]) -> Trace:
 
 
 @pytest.fixture(scope="session")
+def gelu(jax_reference: Trace, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A port whose GELU is another."""
+    file = changed(BY_NAME["gelu-erf"], tmp_path_factory.mktemp("gelu"))
+    return check_inside(jax_reference, file)
+
+
+@pytest.fixture(scope="session")
 def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_torch("gpt/gpt_torch.py", tmp_path_factory.mktemp("traces"))
 
 
 def record_torch(example: str, folder: Path) -> Path:
     """The trace's folder; recorded in this process, which has torch already."""
-    out = folder / Path(example).stem
-    about, arrays = main.record(main.open_side(str(ROOT / "examples" / example), 0, "cpu"), 0, 8)
-    main.write(str(out), about, arrays)
-    return out
+    record_inside(ROOT / "examples" / example, folder / Path(example).stem, 8)
+    return folder / Path(example).stem
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small program's trace."""
     folder = tmp_path_factory.mktemp("small")
-    record_small(small(folder), folder / "trace")
+    record_inside(small(folder), folder / "trace")
     return folder / "trace"

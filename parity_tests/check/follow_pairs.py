@@ -3,18 +3,10 @@
 
 from typing import NamedTuple
 
-FRAME = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
+from parity_tests.check.inside import START
 
+FRAME = START + """
 B, T, D, N, H, K, V = 2, 6, 12, 3, 4, 2, 11
-
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
 
 
 def loss(model, batch):
@@ -35,7 +27,7 @@ class Model(nn.Module):
     def forward(self, batch):
         ids, x = batch["ids"], batch["x"]
         {forward}
-"""
+"""  # fmt: skip
 
 
 class Pair(NamedTuple):

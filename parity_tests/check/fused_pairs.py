@@ -4,18 +4,10 @@ another, and bugs in them."""
 
 from typing import NamedTuple
 
-FRAME = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
+from parity_tests.check.inside import START
 
+FRAME = START + """
 B, T, D, N, K, H = 3, 5, 8, 4, 2, 3  # heads, those of keys, their size
-
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
 
 
 def loss(model, batch):
@@ -36,7 +28,7 @@ class Model(nn.Module):
         h = self.norm(x)
         PARTS
         return x + self.out(USE)
-"""
+"""  # fmt: skip
 ATTENTION = """F.scaled_dot_product_attention(
             *(y.transpose(1, 2) for y in (q, k, v)), is_causal=True).transpose(1, 2).flatten(2)"""
 GROUPED = ATTENTION.replace(

@@ -3,13 +3,9 @@
 
 from typing import NamedTuple
 
-ATTENTION = """
-import math
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
+from parity_tests.check.inside import START
 
+ATTENTION = START + """
 V, T, D, H, G = 11, 6, 16, 4, 2  # vocabulary, positions, width, heads in groups
 
 
@@ -63,11 +59,6 @@ class Model(nn.Module):
         return self.head(x + self.mlp(self.norm2(x)) * self.b_gain)
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     logits, kept = model(batch["tokens"], batch["mask"]), batch["mask"]
     rows = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="none",
@@ -80,14 +71,9 @@ def batch(step):
     lengths = draw.integers(3, T, 4)
     return {"tokens": draw.integers(0, V, (4, T)), "targets": draw.integers(0, V, (4, T)),
             "mask": (np.arange(T) < lengths[:, None]).astype("int64")}
-"""
+"""  # fmt: skip
 
-CELL = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-
+CELL = START + """
 D, T = 5, 6
 
 
@@ -104,11 +90,6 @@ class Model(nn.Module):
         for t in range(T):
             h = self.cell(x[:, t] + self.table[t], h)
         return self.head(self.rms(h)) * self.scale.detach()
-
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
 
 
 def loss(model, batch):
@@ -129,7 +110,7 @@ def update(model, opt, step):
         group["lr"] = 1e-3 * (step + 1)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     opt.step()
-"""
+"""  # fmt: skip
 GATHERED = (
     CELL[: CELL.index("def optimizer")]
     + """
@@ -146,7 +127,7 @@ def update(model, opt, step):
 """
 )
 STEPPED = GATHERED[: GATHERED.index("def update")]
-GAINS = ATTENTION[ATTENTION.index("        x = x + self.attention") : ATTENTION.index("def build")]
+GAINS = ATTENTION[ATTENTION.index("        x = x + self.attention") : ATTENTION.index("def loss")]
 FUSED = (
     ATTENTION.replace(
         "self.q, self.k, self.v = nn.Linear(D, D), nn.Linear(D, D // G), nn.Linear(D, D // G)",
@@ -158,12 +139,7 @@ FUSED = (
     )
     .replace("        k, v = (each.repeat_interleave(G, 1) for each in (k, v))\n", "")
 )
-POOLED = """
-import numpy as np
-import torch
-from torch import nn
-
-
+POOLED = START + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -176,11 +152,6 @@ class Model(nn.Module):
         return self.head(pooled)
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["tokens"], batch["mask"]).square().mean()
 
@@ -189,13 +160,9 @@ def batch(step):
     draw = np.random.default_rng(step)
     lengths = draw.integers(3, 6, 4)
     return {"tokens": draw.integers(0, 11, (4, 6)), "mask": (np.arange(6) < lengths[:, None]).astype("int64")}
-"""
-HEAD = POOLED[POOLED.index("        self.head =") : POOLED.index("def build")]
-CHANNELS = """
-import numpy as np
-import torch
-from torch import nn
-
+"""  # fmt: skip
+HEAD = POOLED[POOLED.index("        self.head =") : POOLED.index("def loss")]
+CHANNELS = START + """
 H = 2  # heads
 
 
@@ -213,20 +180,28 @@ class Model(nn.Module):
         return x + self.proj(y.reshape(b, c, h, w))
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["x"]).square().mean()
 
 
 def batch(step):
     return {"x": np.random.default_rng(step).normal(size=(2, 3, 3, 4))}
-"""
+"""  # fmt: skip
 PROGRAMS = {"attention": ATTENTION, "cell": CELL, "gathered": GATHERED, "stepped": STEPPED,
             "fused": FUSED, "pooled": POOLED, "channels": CHANNELS}  # fmt: skip
+
+
+ADAM = """Own(model.parameters(), lr=1e-3)
+
+
+class Own(torch.optim.Adam):
+    def step(self):
+        for p in [p for p in self.param_groups[0]["params"] if p.grad is not None]:
+            s = self.state[p]
+            n = s["n"] = s.get("n", 0) + 1
+            m = s["m"] = 0.9 * s.get("m", 0) + 0.1 * p.grad
+            v = s["v"] = 0.999 * s.get("v", 0) + 0.001 * p.grad**2
+            p.data -= self.param_groups[0]["lr"] * {m} / {root}"""
 
 
 class Plant(NamedTuple):
@@ -322,20 +297,10 @@ PLANTS = [
     Plant("cell", "gradient not stopped", "self.scale.detach()", "self.scale", "scale",
           "the reference has no gradient here"),
     Plant("cell", "optimizer's eps is", "torch.optim.Adam(model.parameters(), lr=1e-3)",
-          "Inside(model.parameters(), lr=1e-3)\n\n\nclass Inside(torch.optim.Adam):\n"
-          "    def step(self):\n        for g in self.param_groups:\n            for p in [p for p in g['params'] if p.grad is not None]:\n"
-          "                s = self.state[p]\n                s['n'] = s.get('n', 0) + 1\n"
-          "                s['m'] = 0.9 * s.get('m', 0) + 0.1 * p.grad\n"
-          "                s['v'] = 0.999 * s.get('v', 0) + 0.001 * p.grad**2\n"
-          "                m, v = s['m'] / (1 - 0.9 ** s['n']), s['v'] / (1 - 0.999 ** s['n'])\n"
-          "                p.data -= g['lr'] * m / torch.sqrt(v + 1e-8)", "optimizer", "inside the root"),
+          ADAM.format(m="m / (1 - 0.9**n)", root="(v / (1 - 0.999**n) + 1e-8).sqrt()"),
+          "optimizer", "inside the root"),
     Plant("cell", "optimizer's bias correction", "torch.optim.Adam(model.parameters(), lr=1e-3)",
-          "Inside(model.parameters(), lr=1e-3)\n\n\nclass Inside(torch.optim.Adam):\n"
-          "    def step(self):\n        for g in self.param_groups:\n            for p in [p for p in g['params'] if p.grad is not None]:\n"
-          "                s = self.state[p]\n"
-          "                s['m'] = 0.9 * s.get('m', 0) + 0.1 * p.grad\n"
-          "                s['v'] = 0.999 * s.get('v', 0) + 0.001 * p.grad**2\n"
-          "                p.data -= g['lr'] * s['m'] / (s['v'].sqrt() + 1e-8)", "optimizer",
+          ADAM.format(m="m", root="(v.sqrt() + 1e-8)"), "optimizer",
           "bias correction False, for True"),
     Plant("gathered", "mean of accumulated gradients", "p.grad /= 2", "pass", "optimizer",
           "2 times the reference's update of 2 gradients"),

@@ -1,12 +1,6 @@
-"""A small torch program, as it is or with functions replaced, and its trace."""
+"""A small torch program, as it is or with functions replaced."""
 
 from pathlib import Path
-from typing import Any
-
-from lockstep.check import trace
-from lockstep.check.trace import Trace
-from lockstep_recorder import recording
-from lockstep_recorder.main import open_side, write
 
 SMALL = """
 import numpy as np
@@ -33,11 +27,3 @@ def small(folder: Path, name: str = "small.py", **changes: str) -> Path:
     path = folder / name
     path.write_text(SMALL + "".join(f"\n{text}\n" for text in changes.values()))
     return path
-
-
-def record_small(path: Path, out: Path, own: bool = False, **changes: Any) -> Trace:
-    """Its trace, with fields replaced."""
-    side = open_side(str(path), 0, "cpu", own)
-    about, arrays = recording.record(side, curve=4)
-    write(str(out), {"program": path.name, "seed": 0, **about, **changes}, arrays)
-    return trace.read(out)

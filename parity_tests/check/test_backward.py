@@ -18,17 +18,10 @@ from lockstep.check.trace import Trace
 from lockstep_recorder import tree
 from lockstep_recorder.main import open_side
 from lockstep_recorder.questions import make_player
-from parity_tests.check.inside import check_inside
-from parity_tests.check.small_program import record_small
+from parity_tests.check.inside import START, check_inside, record_inside
 from parity_tests.tiers import tier
 
-TORCH = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-
+TORCH = START + """
 class Clipped(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -52,11 +45,6 @@ class Model(nn.Module):
         return x @ self.b
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return (model(batch["x"]) - batch["y"]).square().mean()
 
@@ -64,7 +52,7 @@ def loss(model, batch):
 def batch(step):
     draw = np.random.default_rng(step)
     return {"x": draw.normal(size=(2, 5, 3)), "y": draw.normal(size=(2, 5, 4))}
-"""
+"""  # fmt: skip
 JAX = """
 import jax
 import jax.numpy as jnp
@@ -191,7 +179,7 @@ def expect_lines(result: Result, lines: tuple[str, str]) -> None:
 @pytest.mark.parametrize("name", ALONE)
 def test_a_bug_of_the_backward_pass_is_named_by_its_two_lines(name: str, tmp_path: Path) -> None:
     reference, port = ALONE[name].write(tmp_path, (TORCH, TORCH))
-    recorded = record_small(reference, tmp_path / "trace")
+    recorded = record_inside(reference, tmp_path / "trace")
     expect_lines(check_inside(recorded, port), ALONE[name].lines)
 
 
@@ -208,7 +196,7 @@ def check_program(recorded: Trace, port: Path) -> Result:
 @pytest.mark.parametrize("name", IN_JAX)
 def test_a_bug_of_a_port_in_jax_is_named_by_its_two_lines(name: str, tmp_path: Path) -> None:
     reference, port = IN_JAX[name].write(tmp_path, (TORCH, JAX))
-    recorded = record_small(reference, tmp_path / "trace")
+    recorded = record_inside(reference, tmp_path / "trace")
     expect_lines(check_program(recorded, port), IN_JAX[name].lines)
 
 
@@ -222,12 +210,7 @@ def test_a_bug_beside_a_reference_in_jax_is_named_by_its_two_lines(
     expect_lines(check_inside(trace.read(tmp_path / "trace"), port), OF_JAX[name].lines)
 
 
-MODULES = """
-import numpy as np
-import torch
-from torch import nn
-
-
+MODULES = START + """
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -247,18 +230,13 @@ class Model(nn.Module):
         return self.head(x.sin())
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["x"]).square().mean()
 
 
 def batch(step):
     return {"x": np.random.default_rng(step).normal(size=(5, 4))}
-"""
+"""  # fmt: skip
 
 
 def test_each_of_two_bugs_in_modules_has_its_own_lines(tmp_path: Path) -> None:
@@ -267,7 +245,7 @@ def test_each_of_two_bugs_in_modules_has_its_own_lines(tmp_path: Path) -> None:
     reference.write_text(MODULES)
     text = MODULES.replace("torch.tanh(self.up(x))", "torch.tanh(self.up(x).detach())")
     port.write_text(text.replace("x.sin()", "0.5 * x.sin() + 0.5 * x.sin().detach()"))
-    roots = check_inside(record_small(reference, tmp_path / "trace"), port).roots
+    roots = check_inside(record_inside(reference, tmp_path / "trace"), port).roots
     assert [root.direction for root in roots] == ["backward", "backward"]
     parts = {tuple(next(p for p in ("up(x)", "x.sin()") if p in line) for line in root.lines)
              for root in roots}  # fmt: skip
@@ -301,7 +279,7 @@ def test_the_gradients_of_a_tape_are_those_of_the_program_and_need_no_hook(
 def test_a_trace_without_gradients_of_values_leaves_roots_without_lines(tmp_path: Path) -> None:
     pair = ALONE["half of a gradient"]
     reference, port = pair.write(tmp_path, (TORCH, TORCH))
-    recorded = record_small(reference, tmp_path / "trace")
+    recorded = record_inside(reference, tmp_path / "trace")
     older = {name: x for name, x in recorded.arrays.items() if name != "tape/cotangents"}
     result = check_inside(replace(recorded, arrays=older), port)
     assert result.verdict == "different" and not any(root.lines for root in result.roots)

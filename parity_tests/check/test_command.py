@@ -9,7 +9,8 @@ import pytest
 from lockstep.check import trace
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
-from parity_tests.check.small_program import record_small, small
+from parity_tests.check.inside import record_inside
+from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
 WIDE = "def build(seed):\n    torch.manual_seed(seed)\n    made = nn.Sequential(nn.Linear(3, 4), " \
@@ -61,7 +62,7 @@ def test_initial_values_are_a_report_beside_the_verdict(
 def test_a_reference_that_does_not_repeat_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record_small(small(tmp_path), tmp_path / "trace", repeats=False)
+    record_inside(small(tmp_path), tmp_path / "trace", repeats=False)
     assert run("check", tmp_path / "trace", small(tmp_path)) == INCOMPLETE == 4
     assert capsys.readouterr().out.startswith("INCOMPLETE")
 
@@ -73,7 +74,7 @@ def test_a_loss_that_is_a_constant_is_no_answer(
 ) -> None:
     """A softmax of one class: an optimizer that gets zeros may do anything."""
     text = "def loss(model, batch):\n    return -model(batch['x']).log_softmax(1).mean()"
-    record_small(small(tmp_path, "ref.py", new=text), tmp_path / "trace")
+    record_inside(small(tmp_path, "ref.py", new=text), tmp_path / "trace")
     other = "def optimizer(model):\n    return torch.optim.SGD(model.parameters(), lr=0.2)"
     port = small(tmp_path, new=text, other=other)
     assert run("check", tmp_path / "trace", port) == INCOMPLETE

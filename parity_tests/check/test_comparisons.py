@@ -1,15 +1,14 @@
 """`check` compares all that it calls equal."""
 
-import functools
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.check import check, entries, layout, mapping, notes, trace
+from lockstep.check import check, entries, layout, mapping, notes
 from lockstep.check.causes import statistics
 from lockstep.check.lines import Follower
 from lockstep.check.locate import find_roots
@@ -19,20 +18,12 @@ from lockstep.check.port import Port
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.check.rungs import Stage
 from lockstep.check.tensors import Tensors
-from lockstep.check.trace import Trace
 from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
-from lockstep_recorder import recording
-from lockstep_recorder.main import open_side, write
-from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.inside import START, Inside, check_inside, check_pair, record
 from parity_tests.check.small import ATTENTION, CELL
 
-PLAIN = """
-import numpy as np
-import torch
-from torch import nn
-
-
+PLAIN = START + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -42,89 +33,49 @@ class Model(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["x"]).square().mean()
 
 
 def batch(step):
     return {"x": np.random.default_rng(step).normal(size=(4, 6))}
-"""
+"""  # fmt: skip
 
 
-def record(text: str, folder: Path, name: str = "ref", curve: int = 4) -> Trace:
-    """Write a program's file, and record it if no test has done so before."""
-    (folder / f"{name}.py").write_text(text)
-    return _recorded(text, name, curve)
+def compare(text: str, *changes: tuple[str, str], **options: Any) -> check.Result:
+    return check_pair(text, text, *changes, again=False, **options)
 
 
-@functools.cache
-def _recorded(text: str, name: str, curve: int) -> Trace:
-    with tempfile.TemporaryDirectory() as place:
-        file, out = Path(place, f"{name}.py"), Path(place, name)
-        file.write_text(text)
-        about, arrays = recording.record(open_side(str(file), 0, "cpu"), curve=curve)
-        write(str(out), {"program": file.name, "seed": 0, **about}, arrays)
-        return trace.read(out)
-
-
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return record(CELL, tmp_path_factory.mktemp("cell"))
-
-
-@pytest.fixture(scope="module")
-def attention(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return record(ATTENTION, tmp_path_factory.mktemp("attention"))
-
-
-def port(folder: Path, text: str, *changes: tuple[str, str]) -> Path:
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "port.py").write_text(text)
-    return folder / "port.py"
-
-
-def test_a_buffer_of_another_value_is_no_constant_of_the_reference(
-    cell: Trace, tmp_path: Path
-) -> None:
+def test_a_buffer_of_another_value_is_no_constant_of_the_reference() -> None:
     """It was overwritten with the reference's, and the port was equal."""
-    result = check_inside(cell, port(tmp_path, CELL, ("torch.sin(torch.ar", "torch.cos(torch.ar")))
+    result = compare(CELL, ("torch.sin(torch.ar", "torch.cos(torch.ar"))
     assert result.verdict == "different"
     assert any("each side keeps its own" in note for note in result.mapping.notes)
 
 
-def test_an_accepted_difference_hides_no_other_of_a_free_run(
-    attention: Trace, tmp_path: Path
-) -> None:
+def test_an_accepted_difference_hides_no_other_of_a_free_run(tmp_path: Path) -> None:
     """A rule of initial values says nothing of batches after the first."""
-    path = port(tmp_path, ATTENTION, ("torch.rand(D) + 1", "torch.rand(D) + 3"),
-                ("    return (rows * kept", "    if batch['tokens'][0, 0] != FIRST:\n"
-                 "        rows = rows * 1.01\n    return (rows * kept"))  # fmt: skip
-    first = int(attention.group("batch/0")["tokens"][0, 0])
-    assert any(attention.group(f"batch/{s}")["tokens"][0, 0] != first for s in (1, 2, 3))
-    path.write_text(f"FIRST = {first}\n" + path.read_text())
-    result = check_inside(attention, path, initial=True,
-                          accept=["a_gain=initial values", "b_gain=initial values"])  # fmt: skip
+    trace = record(ATTENTION, tmp_path)
+    first = int(trace.group("batch/0")["tokens"][0, 0])
+    assert any(trace.group(f"batch/{s}")["tokens"][0, 0] != first for s in (1, 2, 3))
+    later = ("    return (rows * kept", f"    if batch['tokens'][0, 0] != {first}:\n"
+             "        rows = rows * 1.01\n    return (rows * kept")  # fmt: skip
+    result = compare(ATTENTION, ("torch.rand(D) + 1", "torch.rand(D) + 3"), later, initial=True,
+                     accept=["a_gain=initial values", "b_gain=initial values"])  # fmt: skip
     assert result.verdict == "different" and [root.rung for root in result.roots] == ["5"]
 
 
-def test_another_value_at_padding_is_said_and_equal(attention: Trace, tmp_path: Path) -> None:
+def test_another_value_at_padding_is_said_and_equal() -> None:
     change = ("        return self.out(", "        y = y + 3 * (1 - mask[:, None, :, None])\n"
               "        return self.out(")  # fmt: skip
-    result = check_inside(attention, port(tmp_path, ATTENTION, change))
+    result = compare(ATTENTION, change)
     assert result.verdict == "equal", [root.name for root in result.roots]
     assert any("positions that reach no loss" in note for note in result.notes)
     wrong = (change[0], change[1].replace("1 - mask", "1 + mask"))
-    assert check_inside(attention, port(tmp_path, ATTENTION, wrong)).verdict == "different"
+    assert compare(ATTENTION, wrong).verdict == "different"
 
 
-def test_statistics_without_a_partner_hide_no_difference_of_the_optimizer(tmp_path: Path) -> None:
+def test_statistics_without_a_partner_hide_no_difference_of_the_optimizer() -> None:
     """They have no part in the norm that gradients are clipped by; parameters have."""
     statistics_of = (
         "nn.Linear(6, 6)\n",
@@ -133,13 +84,11 @@ def test_statistics_without_a_partner_hide_no_difference_of_the_optimizer(tmp_pa
     used = ("self.first(x))", "self.norm(self.first(x)))")
     reference = PLAIN.replace(*statistics_of).replace(*used) + RMSPROP
     bare = (statistics_of[1], statistics_of[1].replace("(6)\n", "(6, track_running_stats=False)\n"))
-    path = port(tmp_path, reference, bare, ("eps=1e-3", "eps=1e-2"))
-    result = check_inside(record(reference, tmp_path), path)
+    result = compare(reference, bare, ("eps=1e-3", "eps=1e-2"))
     assert [root.direction for root in result.roots] == ["mapping", "update"]
-    path = port(tmp_path, PLAIN + RMSPROP, ("self.first(x)", "self.first.weight.new_ones(4, 6)"),
-                ("eps=1e-3", "eps=1e-2"), ("nn.Linear(6, 6), nn", "nn.Identity(), nn"),
-                (".first.weight", ".second.weight"))  # fmt: skip
-    result = check_inside(record(PLAIN + RMSPROP, tmp_path), path)
+    result = compare(PLAIN + RMSPROP, ("self.first(x)", "self.first.weight.new_ones(4, 6)"),
+                     ("eps=1e-3", "eps=1e-2"), ("nn.Linear(6, 6), nn", "nn.Identity(), nn"),
+                     (".first.weight", ".second.weight"))  # fmt: skip
     assert "update" not in [root.direction for root in result.roots]
 
 
@@ -148,12 +97,7 @@ RMSPROP = """
 def optimizer(model):
     return torch.optim.RMSprop(model.parameters(), eps=1e-3)
 """
-TWO_MASKS = """
-import numpy as np
-import torch
-from torch import nn
-
-
+TWO_MASKS = START + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -164,11 +108,6 @@ class Model(nn.Module):
         return self.a(x) * first + self.b(x) * second
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["x"], batch["first"][..., None]).square().mean()
 
@@ -177,29 +116,25 @@ def batch(step):
     draw = np.random.default_rng(step)
     first = np.arange(5) < draw.integers(1, 4, 2)[:, None]
     return {"x": draw.normal(size=(2, 5, 3)), "first": first.astype("float64")}
-"""
+"""  # fmt: skip
 
 
-def test_each_module_has_padding_of_its_own(tmp_path: Path) -> None:
+def test_each_module_has_padding_of_its_own() -> None:
     """Masks of a source and of its translation have one shape, and no position is in both."""
-    recorded = record(TWO_MASKS, tmp_path)
     for change, verdict in (("(1 - first)", "equal"), ("first", "different")):
-        file = port(tmp_path, TWO_MASKS, ("self.a(x)", f"self.a(x + 3 * {change})"))
-        assert check_inside(recorded, file).verdict == verdict
+        assert compare(TWO_MASKS, ("self.a(x)", f"self.a(x + 3 * {change})")).verdict == verdict
 
 
-def test_time_steps_are_no_layers(cell: Trace, tmp_path: Path) -> None:
+def test_time_steps_are_no_layers() -> None:
     doubled = (
         "type('GRU', (nn.GRUCell,), {'forward': lambda *given: 2 * nn.GRUCell.forward(*given)})"
     )
-    path = port(tmp_path, CELL, ("nn.GRUCell", doubled))
-    first = check_inside(cell, path).roots[0]
+    first = compare(CELL, ("nn.GRUCell", doubled)).roots[0]
     assert (first.where, first.everywhere) == ("cell", "all calls")
 
 
-def test_a_dropout_that_is_off_is_no_hint(attention: Trace, tmp_path: Path) -> None:
-    path = port(tmp_path, ATTENTION, (", self.drop =", ", _ ="), ("self.drop(", "(2 * "))
-    (first, *_) = check_inside(attention, path).roots
+def test_a_dropout_that_is_off_is_no_hint() -> None:
+    first, *_ = compare(ATTENTION, (", self.drop =", ", _ ="), ("self.drop(", "(2 * ")).roots
     assert not first.hints, first.hints
 
 
@@ -325,7 +260,8 @@ def test_what_a_tapped_reference_gives_is_wrong_up_to_there(tmp_path: Path) -> N
     kinds = {call: "tap" for call in trace.about["kinds"]}
     outputs = {name: x for name, x in trace.arrays.items() if not name.startswith("in/")}
     tapped = replace(trace, about=trace.about | {"kinds": kinds}, arrays=outputs)
-    file = port(tmp_path, PLAIN, ("torch.tanh", "torch.sigmoid"))
+    file = tmp_path / "port.py"
+    file.write_text(PLAIN.replace("torch.tanh", "torch.sigmoid"))
     assert check_inside(trace, file).roots[0].where == "between first and second"
     assert check_inside(tapped, file).roots[0].where == "up to second"
 
@@ -333,7 +269,8 @@ def test_what_a_tapped_reference_gives_is_wrong_up_to_there(tmp_path: Path) -> N
 def test_a_mapping_that_leaves_tensors_open_is_not_taken(tmp_path: Path) -> None:
     """Where no less is wrong with it."""
     trace = record(PLAIN, tmp_path)
-    file = port(tmp_path, PLAIN, ("self.first(x)", "2 * self.first(x)"))
+    file = tmp_path / "port.py"
+    file.write_text(PLAIN.replace("self.first(x)", "2 * self.first(x)"))
     made = Port(Inside(file), trace)  # type: ignore[arg-type]
     prover = check.pair_tensors(trace, made, {}, Follower(trace, made))
     whole = [*prover.mapping.entries]
@@ -395,9 +332,8 @@ def test_a_map_must_cover_its_tensors() -> None:
         mapping.propose(side, side, {"tensors": [{"port": half, "reference": half}]})
 
 
-def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(
-    cell: Trace, tmp_path: Path
-) -> None:
+def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(tmp_path: Path) -> None:
+    cell = record(CELL, tmp_path)
     again = record(CELL, tmp_path, "again")
     result = check.run(cell, RecordedPort(again, cell))
     assert result.verdict == "equal"
@@ -413,12 +349,7 @@ def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(
         require_same_batches(other, cell, "other.trace")
 
 
-TIED = """
-import numpy as np
-import torch
-from torch import nn
-
-
+TIED = START + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -429,18 +360,13 @@ class Model(nn.Module):
         return self.head(torch.tanh(self.table(ids)))
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["ids"]).square().mean()
 
 
 def batch(step):
     return {"ids": np.random.default_rng(step).integers(0, 7, (2, 5))}
-"""
+"""  # fmt: skip
 OPTIMIZER = """
 
 def optimizer(model):
@@ -448,24 +374,19 @@ def optimizer(model):
 """
 
 
-def test_a_tensor_of_the_port_s_own_for_a_tied_one_parts_in_training(tmp_path: Path) -> None:
+def test_a_tensor_of_the_port_s_own_for_a_tied_one_parts_in_training() -> None:
     """Without an optimizer its gradients are right when summed; the verdict says what is unseen."""
     untie = ("        self.head.weight = self.table.weight\n", "")
-    result = check_inside(record(TIED, tmp_path), port(tmp_path, TIED, untie))
+    result = compare(TIED, untie)
     assert result.verdict == "equal"
     (said,) = result.uncompared
     assert "head.weight, which the reference ties to table.weight" in said
     trained = TIED + OPTIMIZER
-    result = check_inside(record(trained, tmp_path), port(tmp_path, trained, untie))
+    result = compare(trained, untie)
     assert result.verdict == "different" and not result.uncompared
 
 
-SCALED = """
-import numpy as np
-import torch
-from torch import nn
-
-
+SCALED = START + """
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -485,24 +406,18 @@ class Model(nn.Module):
         return self.attention(self.first(x), y)
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch["x"], batch["y"]).square().mean()
 
 
 def batch(step):
     return {name: np.random.default_rng(step).normal(size=(2, 5, 4)) for name in ("x", "y")}
-"""
+"""  # fmt: skip
 
 
-def test_a_value_may_be_scaled_before_its_layer_or_behind(tmp_path: Path) -> None:
-    recorded = record(SCALED, tmp_path)
+def test_a_value_may_be_scaled_before_its_layer_or_behind() -> None:
     behind = "4 * self.q(x)", "self.q(x)"
     for factor, verdict in ((4, "equal"), (3, "different")):
         before = "self.attention(self.first(x), y)", f"self.attention({factor} * self.first(x), y)"
-        result = check_inside(recorded, port(tmp_path, SCALED, behind, before))
+        result = compare(SCALED, behind, before)
         assert result.verdict == verdict, [root.name for root in result.roots]

@@ -10,10 +10,9 @@ import pytest
 
 from lockstep.check.trace import Trace
 from lockstep.process import ROOT
-from parity_tests.check.inside import check_inside
+from parity_tests.check.inside import check_inside, record
 from parity_tests.check.mutants import BUGS, port_of
 from parity_tests.check.small import PLANTS, PROGRAMS
-from parity_tests.check.test_comparisons import record
 from parity_tests.check.tolerances import CUSTOMARY, noticed
 from parity_tests.tiers import tier
 

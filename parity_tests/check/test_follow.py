@@ -23,9 +23,9 @@ from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.questions import describe_run
 from lockstep_recorder.recording import prefixed
 from parity_tests.check.follow_pairs import PAIRS, Pair
-from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.inside import Inside, check_inside, record_inside
 from parity_tests.check.mutants import BY_NAME, changed, port_of
-from parity_tests.check.small_program import record_small, small
+from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
 GPT = ROOT / "examples" / "gpt"
@@ -56,15 +56,6 @@ def followed_pair(pair: Pair, folder: Path, changes: tuple[str, str] = ("", ""))
     return follow_programs(sides[0], sides[1], sides[0].side.user.call("batch", 0))
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_pair_that_names_leave_open_is_paired_by_values(name: str, tmp_path: Path) -> None:
-    found = followed_pair(PAIRS[name], tmp_path)
-    assert found.equal and not found.parts and not found.open
-    assert not any((places == OPEN).any() for places in found.source.values())
-    partners = {tensor: found.partners(tensor) for tensor in PAIRS[name].partners}
-    assert partners == PAIRS[name].partners
-
-
 def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
     pair = PAIRS["the gain first"]
     found = followed_pair(
@@ -76,59 +67,36 @@ def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
     assert part.reference.endswith("return self.head(self.norm(x))")
 
 
-# By what stands before a difference: both programs, a part of the line at which each differs.
+# By what stands before a difference: lines of the reference, and what is changed in the port, first
+# in the line that is to be named.
 BEHIND = {
     "parts joined the other way round": (
-        Pair(("self.w = P(2 * D, D)", "y = torch.cat([x, torch.tanh(x)], -1)\n"
-              "return F.group_norm(y.mT, 3).mT @ self.w"),
-             ("self.w = P(2 * D, D)", "y = torch.cat([torch.tanh(x), x], -1)\n"
-              "return F.group_norm(y.mT, 3).mT @ self.w"), {}),
-        ("torch.cat([x,", "torch.cat([torch.tanh"),
-    ),
+        "y = torch.cat([x, torch.tanh(x)], -1)\nreturn F.group_norm(y.mT, 3).mT @ self.w",
+        [("[x, torch.tanh(x)]", "[torch.tanh(x), x]")]),
     "a copy that the reference does not make": (
-        Pair(("", "v = torch.tanh(x)\ns = (x @ x.mT).tril()\nreturn 2 * (s @ v)"),
-             ("", "v = torch.tanh(x).repeat_interleave(2, -1)\ns = (x @ x.mT).tril(-1)\n"
-              "return (s @ v).view(B, T, D, 2).sum(-1)"), {}),
-        (".tril()", ".tril(-1)"),
-    ),
+        "v = torch.tanh(x)\ns = (x @ x.mT).tril()\nreturn 2 * (s @ v)",
+        [(".tril()", ".tril(-1)"), ("torch.tanh(x)", "torch.tanh(x).repeat_interleave(2, -1)"),
+         ("2 * (s @ v)", "(s @ v).view(B, T, D, 2).sum(-1)")]),
     "a shift the other way": (
-        Pair(("", "y = F.pad(x, (0, 0, 1, -1))\nreturn torch.tanh(x) * y.sin()"),
-             ("", "y = F.pad(x, (0, 0, -1, 1))\nreturn torch.tanh(x) * y.sin()"), {}),
-        ("F.pad(x, (0, 0, 1, -1))", "F.pad(x, (0, 0, -1, 1))"),
-    ),
+        "y = F.pad(x, (0, 0, 1, -1))\nreturn torch.tanh(x) * y.sin()",
+        [("F.pad(x, (0, 0, 1, -1))", "F.pad(x, (0, 0, -1, 1))")]),
     "a table in float32": (
-        Pair(("", "x = x + torch.arange(T).div(7).double().sin()[:, None]\nreturn 3 * x.tanh()"),
-             ("", "x = x + torch.arange(T).double().div(7).sin()[:, None]\nreturn 3 * x.sin()"),
-             {}),
-        ("3 * x.tanh()", "3 * x.sin()"),
-    ),
+        "x = x + torch.arange(T).div(7).double().sin()[:, None]\nreturn 3 * x.tanh()",
+        [("3 * x.tanh()", "3 * x.sin()"), (".div(7).double()", ".double().div(7)")]),
     "a value of which zeros alone are alike": (
-        Pair(("", "y = (3 * x).sin()\nz = F.relu(y - 9)\nreturn y.exp() + z"),
-             ("", "y = (4 * x).sin()\nz = F.relu(y - 9)\nreturn y.exp() + z"), {}),
-        ("(3 * x)", "(4 * x)"),
-    ),
+        "y = (3 * x).sin()\nz = F.relu(y - 9)\nreturn y.exp() + z", [("(3 * x)", "(4 * x)")]),
     "a value of which signs alone are alike": (
-        Pair(("", "y = 3 * x\nreturn torch.where(y > 0, y.sin(), x)"),
-             ("", "y = 4 * x\nreturn torch.where(y > 0, y.sin(), x)"), {}),
-        ("3 * x", "4 * x"),
-    ),
+        "y = 3 * x\nreturn torch.where(y > 0, y.sin(), x)", [("3 * x", "4 * x")]),
     "another time of a step": (
-        Pair(("", "t = torch.full((), 0.25).double()\nfor k in range(3):\n"
-              "    x = x + (x * (t + k).expand(T, 1)).sin()\nreturn x"),
-             ("", "t = torch.full((), 0.25).double()\nfor k in range(3):\n"
-              "    x = x + (x * (t + min(k, 1)).expand(T, 1)).sin()\nreturn x"), {}),
-        ("(t + k)", "(t + min(k, 1))"),
-    ),
+        "t = torch.full((), 0.25).double()\nfor k in range(3):\n"
+        "    x = x + (x * (t + k).expand(T, 1)).sin()\nreturn x",
+        [("(t + k)", "(t + min(k, 1))")]),
     "constants of a first state": (
-        Pair(("", "c = torch.zeros(T, D).double().softmax(-1)\nreturn (c * x).tanh()"),
-             ("", "c = torch.zeros(T, D).double().softmax(0)\nreturn (c * x).tanh()"), {}),
-        ("softmax(-1)", "softmax(0)"),
-    ),
+        "c = torch.zeros(T, D).double().softmax(-1)\nreturn (c * x).tanh()",
+        [("softmax(-1)", "softmax(0)")]),
     "another part of a value": (
-        Pair(("", "a, b, c = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()"),
-             ("", "b, c, a = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()"), {}),
-        ("a, b, c = ", "b, c, a = "),
-    ),
+        "a, b, c = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()",
+        [("a, b, c = ", "b, c, a = ")]),
 }  # fmt: skip
 
 
@@ -136,9 +104,12 @@ BEHIND = {
 def test_a_difference_behind_others_that_are_none_is_named_by_its_lines(
     name: str, tmp_path: Path
 ) -> None:
-    pair, lines = BEHIND[name]
-    part = followed_pair(pair, tmp_path).coarse[0]
-    assert lines[0] in part.reference and lines[1] in part.port, part
+    reference, changes = BEHIND[name]
+    init, port = "self.w = P(2 * D, D)" * ("self.w" in reference), reference
+    for old, new in changes:
+        port = port.replace(old, new)
+    part = followed_pair(Pair((init, reference), (init, port), {}), tmp_path).coarse[0]
+    assert changes[0][0] in part.reference and changes[0][1] in part.port, part
 
 
 NEAR = [
@@ -193,38 +164,9 @@ def test_siblings_stand_as_the_walk_finds_them_and_not_as_they_are_listed(tmp_pa
     assert swapped.partners("b.bias") == ["up.bias"]
 
 
-# The mutant's line in the reference and in the port, each by a part of its text.
-LINES = {
-    "gelu-erf": ("self.gelu(self.c_fc(x))", "self.gelu(self.c_fc(x))"),
-    "quick-gelu": ("self.gelu(self.c_fc(x))", "torch.sigmoid(1.702 * h)"),
-    "ln-eps": ("self.mlp(self.ln_2(x))", "self.mlp(self.ln_2(x))"),
-    "scale-width": ("scaled_dot_product_attention", "scaled_dot_product_attention"),
-    "not-causal": ("scaled_dot_product_attention", "scaled_dot_product_attention"),
-    "embedding-scaled": ("self.wte(tokens)", "self.wte(tokens)"),
-    "sum-for-mean": ("F.cross_entropy", "F.cross_entropy"),
-}
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_a_planted_difference_is_named_by_the_two_lines(name: str, tmp_path: Path) -> None:
-    port = Inside(changed(BY_NAME[name], tmp_path))
-    found = follow_programs(Inside(port_of("gpt")), port, TOKENS)
-    assert not found.open
-    assert found.parts
-    for part in found.parts:
-        assert LINES[name][0] in part.reference, part
-        assert LINES[name][1] in part.port, part
-
-
-def test_the_unchanged_program_has_no_part(tmp_path: Path) -> None:
-    found = follow_programs(Inside(port_of("gpt")), Inside(port_of("gpt")), TOKENS)
-    assert found.equal and not found.parts and not found.open
-    assert all(found.partners(name) == [name] for name in found.source)
-
-
 @tier(
     "rest",
-    guard="test_a_pair_that_names_leave_open_is_paired_by_values",
+    guard="test_by_values.py",
     where=lambda port: port != "gpt_linen.py",
 )
 @pytest.mark.parametrize("port", ["gpt_jax.py", "gpt_nnx.py", "gpt_linen.py", "gpt_lockstep.py"])
@@ -240,7 +182,7 @@ def test_an_example_in_jax_is_paired_whole_without_taps(port: str, tmp_path: Pat
     assert theirs == set(found.starts)
 
 
-@tier("rest", guard="test_a_planted_difference_is_named_by_the_two_lines")
+@tier("rest", guard="test_each_of_several_roots_is_told_with_its_own_lines")
 @pytest.mark.parametrize(
     "old, new, lines",
     [
@@ -324,7 +266,7 @@ def test_without_tapes_the_verdict_and_the_roots_are_as_before(
 
 def test_a_large_model_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "MOST", 10)
-    recorded = record_small(small(tmp_path), tmp_path / "trace")
+    recorded = record_inside(small(tmp_path), tmp_path / "trace")
     bug = "def loss(model, batch):\n    return model(batch['x']).pow(2).sum()"
     result = check_inside(recorded, small(tmp_path, "port.py", loss=bug))
     assert result.verdict == "different" and not any(root.lines for root in result.roots)

@@ -15,6 +15,7 @@ from lockstep.process import ROOT
 from lockstep_recorder import watch
 from parity_tests.check.small_program import small
 
+FORWARD = "--forward"  # a check that asks for least
 # The width of a hidden layer comes from a module of the user's, the scale of its batches of a file.
 IMPORTS = """
 import os
@@ -104,37 +105,36 @@ CHANGES: dict[str, Callable[[Runs], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_change_of_what_decides_the_trace_runs_the_reference(runs: Runs, what: str) -> None:
-    assert runs() and not runs()
-    CHANGES[what](runs)
-    assert runs() and not runs()
+def test_a_change_of_what_decides_the_trace_runs_the_reference(runs: Runs) -> None:
+    """One after the other: each is asked for what the one before has left."""
+    assert runs(FORWARD)
+    for what, change in CHANGES.items():
+        assert not runs(FORWARD), what
+        change(runs)
+        assert runs(FORWARD), what
+    assert not runs(FORWARD)
 
 
-@pytest.mark.parametrize("flags", ["--seed 1", "--steps 4", "--own-precision"])
-def test_each_flag_has_a_trace_of_its_own(runs: Runs, flags: str) -> None:
-    assert runs() and runs(*flags.split())
-    assert not runs() and not runs(*flags.split())
+def test_each_flag_has_a_trace_of_its_own(runs: Runs) -> None:
+    flags = [(), ("--seed", "1"), ("--steps", "4"), ("--own-precision",), (FORWARD,)]
+    assert all(runs(*each) for each in flags)
+    assert not any(runs(*each) for each in flags)
 
 
 def test_the_tests_above_see_a_change_that_is_not_looked_for(runs: Runs) -> None:
     """The control: who believes that nothing has changed takes the former trace."""
-    assert runs()
+    assert runs(FORWARD)
     runs.patch.setattr(watch, "look", lambda facts: facts)
     CHANGES["module"](runs)
-    assert not runs()
+    assert not runs(FORWARD)
 
 
-@pytest.mark.parametrize(
-    ("name", "length"), [("arrays.safetensors", -1), ("trace.json", 0), ("facts.json", 40)]
-)
-def test_what_is_cut_short_is_recorded_anew(
-    runs: Runs, cache: Path, name: str, length: int
-) -> None:
-    assert runs()
-    (file,) = cache.glob(f"traces/*/{name}")
-    file.write_bytes(file.read_bytes()[:length])
-    assert runs() and not runs()
+def test_what_is_cut_short_is_recorded_anew(runs: Runs, cache: Path) -> None:
+    assert runs(FORWARD)
+    for name, length in (("arrays.safetensors", -1), ("trace.json", 0), ("facts.json", 40)):
+        (file,) = cache.glob(f"traces/*/{name}")
+        file.write_bytes(file.read_bytes()[:length])
+        assert runs(FORWARD) and not runs(FORWARD), name
 
 
 # What a program does whose trace is not kept, and what it is told.
@@ -151,8 +151,8 @@ def test_a_program_that_depends_on_what_is_not_seen_runs_each_time(
     runs: Runs, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small(runs.folder, "ref.py", new=IMPORTS, more=text)
-    assert runs() and f"is not kept: {UNSEEN[text]}" in capsys.readouterr().err
-    assert runs()
+    assert runs(FORWARD) and f"is not kept: {UNSEEN[text]}" in capsys.readouterr().err
+    assert runs(FORWARD)
 
 
 def test_neither_is_one_kept_that_does_not_repeat_itself_or_draws_no_batch(runs: Runs) -> None:
@@ -164,18 +164,19 @@ def test_neither_is_one_kept_that_does_not_repeat_itself_or_draws_no_batch(runs:
 
 
 def test_what_was_not_used_for_longest_goes_first(runs: Runs, cache: Path) -> None:
-    assert runs()
+    assert runs(FORWARD)
     (folder,) = (cache / "traces").iterdir()
     size = sum(file.stat().st_size for file in folder.iterdir())
     runs.patch.setattr(kept, "LIMIT", int(2.5 * size))
-    assert runs("--seed", "1") and not runs() and runs("--seed", "2")
+    seeds = [(FORWARD, "--seed", each) for each in "0123"]
+    assert runs(*seeds[1]) and not runs(FORWARD) and runs(*seeds[2])
     assert len(list((cache / "traces").iterdir())) == 2
-    assert not runs() and runs("--seed", "1")
+    assert not runs(FORWARD) and runs(*seeds[1])
     runs.patch.setattr(kept, "LIMIT", size // 2)  # each alone is too large
-    assert runs("--seed", "3") and runs("--seed", "3")
+    assert runs(*seeds[3]) and runs(*seeds[3])
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     runs.patch.setenv("LOCKSTEP_CACHE", str(tmp_path / "file"))
-    assert runs() and runs()
+    assert runs(FORWARD) and runs(FORWARD)

@@ -20,9 +20,9 @@ from lockstep.cli import commands
 from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep_recorder.user import Mistake, User
-from parity_tests.check.inside import Inside, check_inside
+from parity_tests.check.inside import Inside, check_inside, record_inside
 from parity_tests.check.mutants import port_of
-from parity_tests.check.small_program import record_small, small
+from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
 # --- the user's program
@@ -265,7 +265,7 @@ def test_what_is_missing_is_not_run(reference: Path, tmp_path: Path) -> None:
 
 def test_random_programs_are_incomplete(tmp_path: Path) -> None:
     text = "def loss(model, batch):\n    return model(batch['x']).mean() * torch.rand(())"
-    made = record_small(small(tmp_path, "random.py", new=text), tmp_path / "trace")
+    made = record_inside(small(tmp_path, "random.py", new=text), tmp_path / "trace")
     assert made.about["repeats"] is False
     result = check_inside(made, tmp_path / "random.py")
     assert (result.verdict, result.roots) == ("incomplete", []) and result.echoes
@@ -297,7 +297,7 @@ def test_state_that_is_compared_with_nothing_is_said(tmp_path: Path) -> None:
            "        return super().forward(x)\n\ndef build(seed):\n    torch.manual_seed(seed)\n" \
            "    made = Counted(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))\n" \
            "    made.register_buffer('seen', torch.zeros(1))\n    return made"  # fmt: skip
-    made = record_small(small(tmp_path, "ref.py", new=text), tmp_path / "t")
+    made = record_inside(small(tmp_path, "ref.py", new=text), tmp_path / "t")
     result = check_inside(made, small(tmp_path))
     assert (result.verdict, result.uncompared) == ("equal", ["reference's seen"])
     assert report.headline(result).endswith("; compared with nothing: reference's seen")
@@ -313,7 +313,7 @@ def test_a_nan_is_different(reference: Path, tmp_path: Path) -> None:
 def test_half_precision_inside_is_widened(tmp_path: Path) -> None:
     """Casts to float32 or bfloat16 mean float64, so that the model is compared, not its casts."""
     narrow = "def loss(model, batch):\n    y = model(batch['x']).bfloat16().to(torch.float32)\n"
-    made = record_small(small(tmp_path, "narrow.py", new=narrow + "    return (y * y).mean()"),
+    made = record_inside(small(tmp_path, "narrow.py", new=narrow + "    return (y * y).mean()"),
                         tmp_path / "trace")  # fmt: skip
     assert (made.about["precision"], made.about["widened"]) == ("float64", True)
     assert check_inside(made, small(tmp_path, "wide.py")).verdict == "equal"
@@ -323,7 +323,7 @@ def test_a_program_without_float64_is_judged_by_its_own_noise(tmp_path: Path) ->
     narrow = "def loss(model, batch):\n    w = model[0].weight.detach().numpy().astype('float32')\n"
     narrow += "    y = batch['x'].float() @ torch.from_numpy(w).T\n    return model(batch['x'])"
     path = small(tmp_path, "narrow.py", new=narrow + ".pow(2).mean() + 0 * y.sum()")
-    made = record_small(path, tmp_path / "trace")
+    made = record_inside(path, tmp_path / "trace")
     assert made.about["precision"] == "float32" and made.about["noise"]
     result = check_inside(made, path)
     assert result.verdict == "equal"
@@ -340,9 +340,9 @@ def test_autocast_is_judged_by_its_own_noise(tmp_path: Path) -> None:
         small(tmp_path, f"{name}.py", loss=text.format(*change))
         for name, change in {"half": (True, 1), "single": (False, 1), "wrong": (True, 1.1)}.items()
     )
-    assert check_inside(record_small(single, tmp_path / "exact"), half).verdict == "equal"
+    assert check_inside(record_inside(single, tmp_path / "exact"), half).verdict == "equal"
     for name, path, narrowest in (("single", single, "float32"), ("half", half, "bfloat16")):
-        made = record_small(path, tmp_path / name, own=True)
+        made = record_inside(path, tmp_path / name, own=True)
         assert (made.about["precision"], made.about["narrowest"]) == ("float32", narrowest)
         assert check_inside(made, path, own=True).verdict == "equal"
     assert check_inside(made, wrong, own=True).verdict == "different"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.check.accept import is_accepted, parse, say_unused
 from lockstep.check.check import Result
 from lockstep.check.locate import Root
 from lockstep.check.trace import Trace
@@ -143,17 +144,14 @@ def test_two_bugs_are_two_roots(jax_reference: Trace, tmp_path: Path) -> None:
     assert result.echoes >= sum(free) > 20  # what follows is counted, and is no root
 
 
-def test_an_accepted_difference_is_listed_apart(jax_reference: Trace, tmp_path: Path) -> None:
-    path = changed(BY_NAME["gelu-erf"], tmp_path)
-    (root,) = check_inside(jax_reference, path).roots
+def test_a_difference_is_accepted_by_its_place_and_its_cause_or_size(gelu: Result) -> None:
+    (root,) = gelu.roots
     for what in ("activation", root.cause, "1e-3"):
-        result = check_inside(jax_reference, path, accept=[f"{root.where}={what}"])
-        assert (result.verdict, len(result.accepted)) == ("equal", 1), what
+        assert is_accepted(root, parse([f"{root.where}={what}"])), what
     one = f"{root.names[0]}=activation"  # of two layers
     for other in (one, "blocks.0.norm1=activation", f"{root.where}=1e-9", f"{root.where}=rounding"):
-        result = check_inside(jax_reference, path, accept=[other])
-        assert result.verdict == "different"
-        assert any("accepts nothing" in note for note in result.notes) is (other != one)
+        assert not is_accepted(root, parse([other]))
+        assert bool(say_unused(parse([other]), [root])) is (other != one)
 
 
 def test_a_bug_of_one_layer_is_not_said_of_all(jax_reference: Trace, tmp_path: Path) -> None:

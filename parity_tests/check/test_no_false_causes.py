@@ -1,28 +1,12 @@
 """Ports in which a cause was named that is none, or a root stood that follows from another."""
 
-from pathlib import Path
-
 import pytest
 
 from lockstep.check.check import Result
-from parity_tests.check.inside import Inside, check_inside
-from parity_tests.check.small import CELL
-from parity_tests.check.small import PLANTS as SMALL_PLANTS
-from parity_tests.check.test_comparisons import record
+from parity_tests.check.inside import START, check_pair
+from parity_tests.check.small import ADAM, CELL
 
-HEAD = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-"""
 TAIL = """
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
 
 def loss(model, batch):
     return (model(batch["x"]) - batch["y"]).square().mean()
@@ -138,11 +122,6 @@ class Model(nn.Module):
         return self.lin(x)
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     y = model(batch["x"])
     return F.softplus((y - y.detach().amax()).sum())
@@ -153,61 +132,56 @@ PLAIN = (SKIPS.replace("self.early(x)", "torch.tanh(x) + 0.3")
          )  # fmt: skip
 
 
-def check(folder: Path, reference: str, port: str, *changes: tuple[str, str]) -> Result:
-    for old, new in changes:
-        assert old in port
-        port = port.replace(old, new)
-    trace = record(HEAD + reference + TAIL, folder)
-    (folder / "port.py").write_text(HEAD + port + TAIL)
-    return check_inside(trace, folder / "port.py", again=lambda: Inside(folder / "ref.py"))
+def check(reference: str, port: str, *changes: tuple[str, str]) -> Result:
+    return check_pair(START + reference + TAIL, START + port + TAIL, *changes)
 
 
-def test_a_difference_before_leaves_the_order_of_axes_behind_it_known(tmp_path: Path) -> None:
+def test_a_difference_before_leaves_the_order_of_axes_behind_it_known() -> None:
     """Channels and tokens are as many: what stood behind was turned, and so were five roots."""
-    assert check(tmp_path, CHANNELS_FIRST, CHANNELS_LAST).verdict == "equal"
+    assert check(CHANNELS_FIRST, CHANNELS_LAST).verdict == "equal"
     groups = ("nn.GroupNorm(2, 8)", "nn.GroupNorm(2, 8, eps=1e-3)")
-    result = check(tmp_path, CHANNELS_FIRST, CHANNELS_LAST, groups)
+    result = check(CHANNELS_FIRST, CHANNELS_LAST, groups)
     assert [root.entry for root in result.roots] == ["epsilon of a norm"]
 
 
-def test_axes_that_the_port_exchanges_are_a_cause_as_before(tmp_path: Path) -> None:
+def test_axes_that_the_port_exchanges_are_a_cause_as_before() -> None:
     turned = ("self.norm(self.first(x))", "self.norm(self.first(x)).mT")
-    result = check(tmp_path, CHANNELS_FIRST, CHANNELS_FIRST, turned)
+    result = check(CHANNELS_FIRST, CHANNELS_FIRST, turned)
     found = [(root.where, root.entry) for root in result.roots]
     assert found == [("between norm and qkv", "rearranged")]
 
 
-def test_what_a_forward_pass_changes_is_state_and_shared(tmp_path: Path) -> None:
+def test_what_a_forward_pass_changes_is_state_and_shared() -> None:
     """The port drew other vectors: its output was a factor away."""
     own = ("self.lin, self.out = ", "torch.randn(7)\n        self.lin, self.out = ")
-    assert check(tmp_path, SPECTRAL, SPECTRAL, own).verdict == "equal"
+    assert check(SPECTRAL, SPECTRAL, own).verdict == "equal"
     kept = ("self.direction.copy_(F", "self.direction.sub_(F")
-    result = check(tmp_path, SPECTRAL, SPECTRAL, own, kept)
+    result = check(SPECTRAL, SPECTRAL, own, kept)
     assert result.verdict == "different"
 
 
-def test_a_gap_below_what_fits_is_explained_by_its_cause_alone(tmp_path: Path) -> None:
+def test_a_gap_below_what_fits_is_explained_by_its_cause_alone() -> None:
     """Any change left a gap of 1e-11, which fitted."""
     tanh = "F.gelu(y)", "F.gelu(y, approximate='tanh')"
-    (root,) = check(tmp_path, SMALL, SMALL, tanh).roots
+    (root,) = check(SMALL, SMALL, tanh).roots
     assert (root.entry, root.cause[:12]) == ("activation", "GELU (tanh) "), root.cause
-    (root,) = check(tmp_path, SMALL, SMALL, tanh, ("F.gelu(y", "F.gelu(1.001 * y")).roots
+    (root,) = check(SMALL, SMALL, tanh, ("F.gelu(y", "F.gelu(1.001 * y")).roots
     assert not root.cause
 
 
 @pytest.mark.parametrize("factor", [1, 1.0001])
-def test_a_sixth_of_float32_in_a_library_is_no_fault(factor: float, tmp_path: Path) -> None:
+def test_a_sixth_of_float32_in_a_library_is_no_fault(factor: float) -> None:
     own = ("F.hardsigmoid(self.gate(x))", f"F.relu6(self.gate(x) * {factor} + 3) / 6")
-    result = check(tmp_path, HARD, HARD, own)
+    result = check(HARD, HARD, own)
     assert result.verdict == ("equal" if factor == 1 else "different")
     assert [root.entry for root in result.beside] == ["made in float32"] * (factor == 1)
 
 
-def test_a_module_is_a_hint_inside_the_place_alone(tmp_path: Path) -> None:
+def test_a_module_is_a_hint_inside_the_place_alone() -> None:
     """Where the cause is known, none is; a module with a partner for its tensors is none either."""
-    (root,) = check(tmp_path, SKIPS, PLAIN, ("y.exp().sin()", "y.exp().cos()")).roots
+    (root,) = check(SKIPS, PLAIN, ("y.exp().sin()", "y.exp().cos()")).roots
     assert root.hints == ["the reference's late (Plain) has no partner"]
-    result = check(tmp_path, SKIPS, PLAIN, ("y.exp().sin()", "y.sin()"))
+    result = check(SKIPS, PLAIN, ("y.exp().sin()", "y.sin()"))
     (root,) = result.roots
     assert root.entry == "left out" and not root.hints, (root.cause, root.hints)
 
@@ -216,23 +190,16 @@ def test_a_module_is_a_hint_inside_the_place_alone(tmp_path: Path) -> None:
     ("port", "entry"),
     [("0 * (y - y.detach().amax()).sum()", ""), ("(y - y.detach().amax()).amax()", "reduction")],
 )
-def test_one_number_in_common_is_no_cause(port: str, entry: str, tmp_path: Path) -> None:
+def test_one_number_in_common_is_no_cause(port: str, entry: str) -> None:
     """The port's loss is log 2, whatever its weights; so was that of the largest for the sum."""
-    text = HEAD + SUM + TAIL[TAIL.index("\n\ndef batch") :]
-    trace = record(text, tmp_path)
-    (tmp_path / "port.py").write_text(text.replace("(y - y.detach().amax()).sum()", port))
-    again = lambda: Inside(tmp_path / "ref.py")  # noqa: E731
-    result = check_inside(trace, tmp_path / "port.py", again=again)
+    text = START + SUM + TAIL[TAIL.index("\n\ndef batch") :]
+    result = check_pair(text, text, ("(y - y.detach().amax()).sum()", port))
     assert result.roots[0].where == "loss" and result.roots[0].entry == entry
 
 
-def test_the_first_moment_alone_is_corrected_and_no_rate_is_another(tmp_path: Path) -> None:
+def test_the_first_moment_alone_is_corrected_and_no_rate_is_another() -> None:
     """The correction of the first moment was told as rates, and so was a decay."""
-    plain = next(plant for plant in SMALL_PLANTS if plant.entry == "optimizer's bias correction")
-    own = plain.new.replace("g['lr'] * s['m']", "g['lr'] * s['m'] / (1 - 0.9 ** s['n'])").replace(
-        "                s['m'] =", "                s['n'] = s.get('n', 0) + 1\n"
-        "                s['m'] =")  # fmt: skip
-    trace = record(CELL, tmp_path)
-    (tmp_path / "port.py").write_text(CELL.replace(plain.old, own))
-    (root,) = check_inside(trace, tmp_path / "port.py").roots
+    own = ADAM.format(m="m / (1 - 0.9**n)", root="(v.sqrt() + 1e-8)")
+    adam = "torch.optim.Adam(model.parameters(), lr=1e-3)"
+    (root,) = check_pair(CELL, CELL, (adam, own), again=False).roots
     assert root.cause == "bias correction of the first moment alone, for True"

@@ -3,14 +3,11 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from lockstep.check import compare, page, report
-from lockstep.check.trace import Trace
-from parity_tests.check.inside import check_inside
-from parity_tests.check.mutants import BY_NAME, changed
+from lockstep.check.check import Result
 
 VOID = {"meta", "br", "input"}
 
@@ -46,25 +43,21 @@ def parse(text: str) -> Reader:
     return reader
 
 
-def test_the_page_has_roots_and_every_module(jax_reference: Trace, tmp_path: Path) -> None:
-    mutant = BY_NAME["gelu-erf"]
-    result = check_inside(jax_reference, changed(mutant, tmp_path))
-    text = page.page(result, "lockstep check a.py b.py")
+def test_the_page_has_roots_and_every_module(gelu: Result) -> None:
+    text = page.page(gelu, "lockstep check a.py b.py")
     read = parse(text)
     said = " ".join(read.texts)
     assert "DIFFERENT" in said and "GELU (erf) for GELU (tanh)" in said
-    assert all(call in said for call in result.pairs.values())
+    assert all(call in said for call in gelu.pairs.values())
     assert "Loss curves" in said
-    places = replace(result.roots[0], everywhere="", names=[f"h.{n}" for n in range(6)])
-    line = report.roots(replace(result, roots=[places]))[0]
+    places = replace(gelu.roots[0], everywhere="", names=[f"h.{n}" for n in range(6)])
+    line = report.roots(replace(gelu, roots=[places]))[0]
     assert "6 places: h.0, h.1, h.2, h.3 and 2 more: " in line
 
 
-def test_nothing_is_loaded_and_nothing_runs(jax_reference: Trace, tmp_path: Path) -> None:
-    mutant = BY_NAME["gelu-erf"]
-    result = check_inside(jax_reference, changed(mutant, tmp_path))
+def test_nothing_is_loaded_and_nothing_runs(gelu: Result) -> None:
     evil = "</td><script>alert(1)</script><img src=https://x.invalid>"
-    result.roots[0] = replace(result.roots[0], where=evil, cause=evil, remedy=evil)
+    result = replace(gelu, roots=[replace(gelu.roots[0], where=evil, cause=evil, remedy=evil)])
     text = page.page(result, evil)
     assert not re.search(r"<script|<img|<link|<iframe|url\(|@import", text)
     assert evil not in text and "&lt;script&gt;" in text
@@ -73,14 +66,12 @@ def test_nothing_is_loaded_and_nothing_runs(jax_reference: Trace, tmp_path: Path
 
 
 def test_assert_equivalent_fails_with_the_report(
-    jax_reference: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gelu: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant = BY_NAME["gelu-erf"]
-    result = check_inside(jax_reference, changed(mutant, tmp_path))
-    monkeypatch.setattr(compare, "compare_programs", lambda *args, **options: result)
+    monkeypatch.setattr(compare, "compare_programs", lambda *args, **options: gelu)
     with pytest.raises(AssertionError, match="GELU"):
         compare.assert_equivalent("a.trace", "b.py")
-    equal = replace(result, verdict="equal", roots=[])
+    equal = replace(gelu, verdict="equal", roots=[])
     monkeypatch.setattr(compare, "compare_programs", lambda *args, **options: equal)
     assert compare.assert_equivalent("a.trace", "b.py") is equal
     assert report.text(equal)[0].startswith("EQUAL")

@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import page
-from lockstep.check.trace import Trace
+from lockstep.check.check import Result
 from parity_tests.browser import Browser
 from parity_tests.browser import tab as tab
-from parity_tests.check.inside import check_inside
-from parity_tests.check.mutants import BY_NAME, changed
 
 
-def test_the_page(tab: Browser, jax_reference: Trace, tmp_path: Path) -> None:
-    result = check_inside(jax_reference, changed(BY_NAME["gelu-erf"], tmp_path))
+def test_the_page(tab: Browser, gelu: Result, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
-    file.write_text(page.page(result, "lockstep check a.py b.py"))
+    file.write_text(page.page(gelu, "lockstep check a.py b.py"))
     for scheme in ("light", "dark"):
         tab.require_readable(file, scheme)
     is_open = "[...document.querySelectorAll('details')].map(d => d.open)"

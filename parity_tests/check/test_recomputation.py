@@ -5,16 +5,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import report
-from parity_tests.check.inside import check_inside
-from parity_tests.check.small_program import record_small
+from parity_tests.check.inside import START, check_inside, record_inside
 
-PROGRAM = """
-import numpy as np
-import torch
-from torch import nn
+PROGRAM = START + """
 from torch.utils.checkpoint import checkpoint
-
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -30,18 +24,13 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
-
-
 def loss(model, batch):
     return model(batch).square().mean()
 
 
 def batch(step):
     return np.random.default_rng(step).integers(0, 7, (3, 2))
-"""
+"""  # fmt: skip
 PLAIN = "self.inner(x)"
 NEW = "checkpoint(self.inner, x, use_reentrant=False)"
 OLD = "checkpoint(self.inner, x, use_reentrant=True)"
@@ -58,7 +47,7 @@ def program(folder: Path, inner: str, table: bool = True) -> Path:
 def test_a_checkpoint_is_equal_to_what_it_recomputes(inner: str, tmp_path: Path) -> None:
     recomputed, plain = program(tmp_path, inner), program(tmp_path, PLAIN)
     for reference, port in ((recomputed, plain), (plain, recomputed)):
-        trace = record_small(reference, tmp_path / reference.stem)
+        trace = record_inside(reference, tmp_path / reference.stem)
         calls = [event for event in trace.about["events"] if event.startswith("+first")]
         assert calls == ["+first", "+first#1"]
         result = check_inside(trace, port)
@@ -72,7 +61,7 @@ def test_a_reentrant_checkpoint_that_gets_no_gradient_is_not_mended(
     inner: str, tmp_path: Path
 ) -> None:
     """None of its inputs wants a gradient; to ask for one would give its parameters theirs."""
-    trace = record_small(program(tmp_path, inner, table=False), tmp_path / "trace")
+    trace = record_inside(program(tmp_path, inner, table=False), tmp_path / "trace")
     result = check_inside(trace, program(tmp_path, OLD, table=False))
     assert result.verdict == "different"
     root = result.roots[0]
@@ -87,7 +76,7 @@ def test_gradients_that_hooks_change_are_those_of_a_run_without(tmp_path: Path) 
     text = text.replace("x = self.inner(x)", "x = self.inner(x)\n"
                         "        x = x.detach() + FACTOR * (x - x.detach())")  # fmt: skip
     other.write_text(text)
-    trace = record_small(path, tmp_path / "trace")
+    trace = record_inside(path, tmp_path / "trace")
     result = check_inside(trace, other)
     assert set(result.port["hooked"]) == {"first.weight", "first.bias", "table.weight"}
     rung = next(rung for rung in result.rungs if rung.number == "3")

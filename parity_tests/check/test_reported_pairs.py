@@ -1,7 +1,9 @@
 """Pairs of kinds that people reported: a right port is equal, and a note says what was done for
 that; the same port with a fault is different."""
 
+import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,21 +14,10 @@ from lockstep.check.check import Result
 from lockstep.errors import UserError
 from lockstep_recorder.main import open_side
 from lockstep_recorder.user import Mistake
-from parity_tests.check.inside import Inside, check_inside
-from parity_tests.check.test_comparisons import record
+from parity_tests.check.inside import ALONE, START, Inside, check_inside, check_pair, record
 
-HEAD = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-
+HEAD = START + """
 D = 6
-
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
 
 
 def loss(model, batch):
@@ -40,7 +31,7 @@ def batch(step):
 def optimizer(model):
     return torch.optim.Adam(model.parameters(), lr=1e-2)
 
-"""
+"""  # fmt: skip
 PLAIN = """
 class Model(nn.Module):
     def __init__(self):
@@ -52,10 +43,9 @@ class Model(nn.Module):
 """
 
 
-def check(folder: Path, theirs: str, ours: str, curve: int = 4) -> Result:
-    (folder / "port.py").write_text(HEAD + ours)
-    trace = record(HEAD + theirs, folder, curve=curve)
-    return check_inside(trace, folder / "port.py", again=lambda: Inside(folder / "ref.py"))
+@functools.cache
+def check(theirs: str, ours: str, alone: int = ALONE) -> Result:
+    return check_pair(HEAD + theirs, HEAD + ours, alone=alone)
 
 
 def changed(text: str, *changes: tuple[str, str]) -> str:
@@ -75,21 +65,6 @@ TABLE = changed(
 WIDE = (("torch.arange(D)", "torch.arange(D, dtype=torch.float64)"),
         ("self.register_buffer('table', table)", "self.kept = [table]"),
         ("+ self.table", "+ self.kept[0]"))  # fmt: skip
-
-
-@pytest.mark.parametrize(("theirs", "ours", "fault"), [
-    (SCALAR, changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5")), ("D**0.5", "D**0.5001")),
-    (changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5")), SCALAR, ("D**0.5", "D**0.5001")),
-    (TABLE, changed(TABLE, *WIDE), (".div(7)", ".div(7.001)")),
-], ids=["a scalar", "a scalar of the port", "a table behind a reshape"])  # fmt: skip
-def test_a_constant_made_in_float32_is_no_fault(
-    theirs: str, ours: str, fault: tuple[str, str], tmp_path: Path
-) -> None:
-    result = check(tmp_path, theirs, ours)
-    assert result.verdict == "equal", [root.name for root in result.roots]
-    assert [root.entry for root in result.beside] == ["made in float32"]
-    result = check(tmp_path, theirs, changed(ours, fault))
-    assert result.verdict == "different"
 
 
 SCALED = (
@@ -117,11 +92,234 @@ def update(model, opt, step):
 )
 
 
-def test_a_scaler_of_gradients_is_switched_off(tmp_path: Path) -> None:
-    result = check(tmp_path, SCALED, UNSCALED)
-    assert result.verdict == "equal"
-    assert "the reference's GradScaler is off: `update` is given unscaled gradients" in result.notes
-    assert check(tmp_path, SCALED, changed(UNSCALED, ("0.1", "0.2"))).verdict == "different"
+COUNTED = changed(PLAIN, ("    def forward(self, x):\n", """\
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.steps += 1
+        x = x / self.steps
+"""))  # fmt: skip
+
+
+WINDOW = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(D, 5)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def loss(model, batch):
+    rows = [F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none") * keep.flatten()
+            for x, y, keep in zip(batch["x"], batch["y"], batch["keep"])]
+    return sum(row.sum() for row in rows) / batch["keep"].sum()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    keep = draw.random((3, 4, 5)) < np.array([0.9, 0.5, 0.2])[:, None, None]
+    return {"x": draw.normal(size=(3, 4, 5, D)), "y": draw.integers(0, 5, (3, 4, 5)),
+            "keep": keep.astype(float)}
+"""
+
+
+CONVOLVED = changed(
+    PLAIN,
+    ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Conv1d(1, 1, 3, padding=2), nn.Linear(D, D)"),
+    ("self.first(x)", "self.first(x[:, None])[:, 0, :D]"),
+)
+BY_HAND = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.taps, self.bias = nn.Parameter(torch.randn(3, 1)), nn.Parameter(torch.randn(1))
+        self.second = nn.Linear(D, D)
+
+    def forward(self, x):
+        y = F.pad(x, (2, 0))
+        y = sum(y[:, j : j + D] * self.taps[j] for j in range(3))
+        return self.second(torch.tanh(y + self.bias))
+"""
+
+
+MASKED = changed(
+    PLAIN,
+    (
+        "super().__init__()",
+        'super().__init__()\n        self.register_buffer("mask", -torch.arange(D).log())',
+    ),
+    ("torch.tanh(self.first(x))", "(self.first(x) + (-self.mask).clamp(max=0)).softmax(-1)"),
+)
+CALLED = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(self.first(self.first(x)))"))
+
+
+FRAMES = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(x[:, None]).mean(1)"))
+
+
+TURNED = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D), nn.Linear(D, 9)"))
+
+
+LATE = (
+    PLAIN
+    + """
+
+import math
+
+
+def update(model, opt, step):
+    warm = min(1.0, step / 8) if step < 8 else 0.5 * (1 + math.cos(math.pi * (step - 8) / 92))
+    for group in opt.param_groups:
+        group["lr"] = 1e-2 * warm
+    opt.step()
+"""
+)
+
+
+TWICE = (
+    PLAIN
+    + """
+
+RATE = 0
+
+
+def optimizer(model):
+    global RATE
+    RATE = 0
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def update(model, opt, step):
+    global RATE
+    for group in opt.param_groups:
+        group["lr"] = 1e-3 * max(0.0, 1 - RATE / 20)
+    if step % 2 == 1:
+        opt.step()
+        RATE += 1
+"""
+)
+
+
+OWN = (  # with one tensor: a rule is looked for in vain for each of two
+    PLAIN.replace("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D, False), nn.Identity()")
+    + """
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        self.step_ = getattr(self, "step_", -1) + 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= 0.01 * p.sin() * p.grad.sign() * p.grad.abs() ** (1 / 3)
+
+
+def optimizer(model):
+    return Own(model.parameters())
+"""
+)
+
+
+class Case(NamedTuple):
+    """A right port of a reference, and a fault in it."""
+
+    theirs: str
+    ours: str
+    fault: tuple[tuple[str, str], ...] = ()  # text changed in the port
+    note: str = ""  # of the right port
+    beside: tuple[str, ...] = ()  # what stands beside the right port's verdict
+    root: tuple[str, str, str] | None = None  # the fault's only one: place, entry, cause
+    told: str = ""  # a note on the fault, which the right port has not
+    alone: int = ALONE
+
+
+FLOAT32 = ("made in float32",)
+EXACT = changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5"))
+MEANS = "sum(row.sum() / k.sum() for row, k in zip(rows, batch['keep'])) / 3"
+STAIRS = changed(TWICE, ("max(0.0, 1 - RATE / 20)", "0.5 ** (RATE // 4)"))
+ENDING = changed(LATE, ("(step - 8)", "min(step - 8, 92)"))
+SCHEDULE = "schedule of the learning rate"
+CASES = {
+    "a scalar in float32": Case(
+        SCALAR, EXACT, (("D**0.5", "D**0.5001"),), beside=FLOAT32),
+    "a scalar of the port in float32": Case(
+        EXACT, SCALAR, (("D**0.5", "D**0.5001"),), beside=FLOAT32),
+    "a table in float32 behind a reshape": Case(
+        TABLE, changed(TABLE, *WIDE), ((".div(7)", ".div(7.001)"),), beside=FLOAT32),
+    "a scaler of gradients": Case(
+        SCALED, UNSCALED, (("0.1", "0.2"),),
+        "the reference's GradScaler is off: `update` is given unscaled gradients"),
+    # A port that does not count differs from the second batch on.
+    "a count that is carried from batch to batch": Case(
+        COUNTED, COUNTED, (("self.steps += 1", "self.steps.fill_(1)"),),
+        root=("loss of batch 1, accumulation", "", "")),
+    "micro-batches of several sizes": Case(
+        WINDOW, WINDOW, (('sum(row.sum() for row in rows) / batch["keep"].sum()', MEANS),),
+        root=("loss, forward", "reduction of the loss", "mean of each micro-batch's mean")),
+    "a kernel by hand, whose window may be turned": Case(
+        CONVOLVED, BY_HAND, (("self.taps[j]", "self.taps[2 - j]"),)),
+    # As that of OpenAI's Whisper, which was refused as a trace that is none.
+    "a buffer that is a mask of infinite values": Case(
+        MASKED, MASKED, (("(-self.mask).clamp(max=0)", "1 / self.mask"),)),
+    "another number of calls": Case(
+        CALLED, CALLED, (("self.first(self.first(self.first(x)))", "self.first(self.first(x))"),),
+        root=("forward", "", ""),  # the sum over calls follows
+        told="first is called 3 times in the reference, and its partner first twice"),
+    "a module that gives another size": Case(
+        FRAMES, FRAMES, (("x[:, None]", "torch.stack([x, 2 * x], 1)"),),
+        told="first gives [4, 1, 6] in the reference, and [4, 2, 6] in the port"),
+    # Values pair it with its own axes exchanged, which a checkpoint's are not.
+    "a square kernel that is used turned": Case(
+        TURNED, TURNED, (("self.first(x)", "F.linear(x, self.first.weight.T, self.first.bias)"),),
+        root=("forward", "linear layer", "first.weight is used with its axes exchanged")),
+    # The loss curve has 4 steps, and rung 4i three: the schedules part at the tenth update.
+    "a warm-up that is subtracted twice": Case(
+        LATE, LATE, (("92", "84"),), alone=50,
+        root=("update", SCHEDULE, "from update 10 on, another rate: there 0.9999")),
+    "a schedule that ends, and a reference's that rises again": Case(
+        LATE, LATE, (("(step - 8)", "min(step - 8, 92)"),), alone=50,
+        root=("update", "", "the reference's rate is 0 in update 101 and rises again")),
+    "a schedule that rises again behind the reference's end": Case(ENDING, LATE, alone=50),
+    # Rung 4i has four updates, and only the last one differs.
+    "a schedule that is one update ahead": Case(
+        STAIRS, STAIRS, (("    RATE = 0\n    return", "    RATE = 1\n    return"),),
+        root=("update", "", "the schedule is one step ahead")),
+    "a schedule that goes on with each gradient": Case(
+        TWICE, TWICE, (("        RATE += 1", "    RATE += 1"),),
+        root=("update", "", "the schedule goes on with each of 2 gradients, for with each update")),
+    "the rate of no known rule": Case(
+        OWN, OWN, (("0.01", "0.02"),),
+        root=("update", "learning rate", "2 times the reference's rate")),
+    "the schedule of no known rule": Case(
+        OWN, OWN, (("0.01", "0.01 * 0.5**self.step_"),), root=("update", SCHEDULE,
+        "step 1: 0.5 times the reference's rate, step 2: 0.25 times the reference's rate")),
+    "some updates of no known rule": Case(
+        OWN, OWN, (("0.01", "0.01 * (0.9 if self.step_ % 40 == 9 else 1)"),), alone=50,
+        root=("update", SCHEDULE,
+              "0.9 times the reference's rate in update 10, 50, 90, 130 and 1 more, and no other")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_right_port_is_equal_and_a_fault_in_it_is_told(name: str) -> None:
+    case = CASES[name]
+    right = check(case.theirs, case.ours, case.alone)
+    assert right.verdict == "equal", [root.name for root in right.roots]
+    assert [root.entry for root in right.beside] == [*case.beside]
+    assert not case.note or case.note in right.notes
+    if case.fault:
+        wrong = check(case.theirs, changed(case.ours, *case.fault), case.alone)
+        assert wrong.verdict == "different"
+        assert any(note.startswith(case.told) for note in wrong.notes) or not case.told
+        assert not case.told or not any(note.startswith(case.told) for note in right.notes)
+    if case.root:
+        (root,) = wrong.roots
+        place, entry, cause = case.root
+        assert f"{root.where}, {root.direction}".endswith(place)
+        assert entry in ("", root.entry) and cause in root.cause, (root.entry, root.cause)
 
 
 def test_a_scaler_that_is_not_found_is_told(tmp_path: Path) -> None:
@@ -136,30 +334,11 @@ def test_weights_in_bfloat16_are_told(tmp_path: Path) -> None:
     narrow = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)",
                              "nn.Linear(D, D).bfloat16(), nn.Linear(D, D).bfloat16()"))  # fmt: skip
     said = "weights are bfloat16 in the port, and float64 here: try --own-precision"
-    assert said in check(tmp_path, PLAIN, narrow).notes
-    assert said not in check(tmp_path, PLAIN, PLAIN).notes
+    assert said in check(PLAIN, narrow).notes
+    assert said not in check(PLAIN, PLAIN).notes
     whole = HEAD.replace("return Model()", "return Model().bfloat16()") + PLAIN
     (tmp_path / "whole.py").write_text(whole)
     assert open_side(str(tmp_path / "whole.py"), 0, "cpu").weights_format == "bfloat16"
-
-
-COUNTED = changed(PLAIN, ("    def forward(self, x):\n", """\
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x):
-        self.steps += 1
-        x = x / self.steps
-"""))  # fmt: skip
-
-
-def test_a_count_is_carried_from_batch_to_batch(tmp_path: Path) -> None:
-    """The reference repeats itself, and a port that does not count differs from the second on."""
-    result = check(tmp_path, COUNTED, COUNTED)
-    assert result.verdict == "equal" and result.reference["repeats"]
-    result = check(tmp_path, COUNTED, changed(COUNTED, ("self.steps += 1", "self.steps.fill_(1)")))
-    assert result.verdict == "different"
-    assert [(root.direction, root.where) for root in result.roots] == [
-        ("accumulation", "loss of batch 1")]  # fmt: skip
 
 
 def test_a_batch_is_as_wide_as_complex_weights(tmp_path: Path) -> None:
@@ -191,93 +370,35 @@ BEFORE = changed(AFTER, ("self.norm1(x + self.a(x))", "x + self.a(self.norm1(x))
                  ("self.norm2(x + self.b(x))", "x + self.b(self.norm2(x))"))  # fmt: skip
 
 
-def test_norms_before_are_no_norms_in_each_other_s_place(tmp_path: Path) -> None:
-    result = check(tmp_path, AFTER, BEFORE)
+def test_norms_before_are_no_norms_in_each_other_s_place() -> None:
+    result = check(AFTER, BEFORE)
     assert result.verdict == "different"
     assert all(root.entry != "exchanged tensors" for root in result.roots)
-
-
-WINDOW = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(D, 5)
-
-    def forward(self, x):
-        return self.head(x)
-
-
-def loss(model, batch):
-    rows = [F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none") * keep.flatten()
-            for x, y, keep in zip(batch["x"], batch["y"], batch["keep"])]
-    return sum(row.sum() for row in rows) / batch["keep"].sum()
-
-
-def batch(step):
-    draw = np.random.default_rng(step)
-    keep = draw.random((3, 4, 5)) < np.array([0.9, 0.5, 0.2])[:, None, None]
-    return {"x": draw.normal(size=(3, 4, 5, D)), "y": draw.integers(0, 5, (3, 4, 5)),
-            "keep": keep.astype(float)}
-"""
-
-
-def test_a_mean_of_micro_batches_means_is_told(tmp_path: Path) -> None:
-    means = "sum(row.sum() / k.sum() for row, k in zip(rows, batch['keep'])) / 3"
-    port = changed(WINDOW, ('sum(row.sum() for row in rows) / batch["keep"].sum()', means))
-    (root,) = check(tmp_path, WINDOW, port).roots
-    assert root.entry == "reduction of the loss"
-    assert "mean of each micro-batch's mean" in root.cause, root.cause
-    assert check(tmp_path, WINDOW, WINDOW).verdict == "equal"
 
 
 FIRST = "nn.Linear(D, D), nn"
 DROPPED = changed(PLAIN, (FIRST, "nn.Sequential(nn.Linear(D, D), nn.Dropout()), nn"))
 
 
-def test_dropout_of_the_reference_alone_is_told(tmp_path: Path) -> None:
+def test_dropout_of_the_reference_alone_is_told() -> None:
     alone = changed(PLAIN, (FIRST, "nn.Sequential(nn.Linear(D, D)), nn"))
-    result = check(tmp_path, DROPPED, alone)
+    result = check(DROPPED, alone)
     assert result.verdict == "equal"
     assert any("the reference drops out at first.1: switched" in n for n in result.notes)
-    assert not any("drops out" in note for note in check(tmp_path, DROPPED, DROPPED).notes)
+    assert not any("drops out" in note for note in check(DROPPED, DROPPED).notes)
     twice = changed(
         PLAIN,
         ("nn.Linear(D, D)\n", "nn.Linear(D, D)\n        self.drop = nn.Dropout()\n"),
         ("torch.tanh(self.first(x))", "self.drop(torch.tanh(self.drop(self.first(x))))"),
     )
     once = changed(twice, ("self.drop(torch", "(torch"))
-    assert not any("is called" in note for note in check(tmp_path, twice, once).notes)
-    result = check(tmp_path, alone, DROPPED)
+    assert not any("is called" in note for note in check(twice, once).notes)
+    result = check(alone, DROPPED)
     assert result.verdict == "equal"
     assert any("the port drops out at first.1: switched" in n for n in result.notes)
 
 
 CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"
-
-
-CONVOLVED = changed(
-    PLAIN,
-    ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Conv1d(1, 1, 3, padding=2), nn.Linear(D, D)"),
-    ("self.first(x)", "self.first(x[:, None])[:, 0, :D]"),
-)
-BY_HAND = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.taps, self.bias = nn.Parameter(torch.randn(3, 1)), nn.Parameter(torch.randn(1))
-        self.second = nn.Linear(D, D)
-
-    def forward(self, x):
-        y = F.pad(x, (2, 0))
-        y = sum(y[:, j : j + D] * self.taps[j] for j in range(3))
-        return self.second(torch.tanh(y + self.bias))
-"""
-
-
-def test_a_kernel_by_hand_is_equal_unless_its_window_is_turned(tmp_path: Path) -> None:
-    turned = changed(BY_HAND, ("self.taps[j]", "self.taps[2 - j]"))
-    assert check(tmp_path, CONVOLVED, BY_HAND).verdict == "equal"
-    assert check(tmp_path, CONVOLVED, turned).verdict == "different"
 
 
 SKIPPED = """
@@ -291,47 +412,32 @@ class Model(nn.Module):
 """
 
 
-def test_weights_in_another_order_are_told_in_the_headline(tmp_path: Path) -> None:
+def test_weights_in_another_order_are_told_in_the_headline() -> None:
     """The port is equal from the weights that the mapping gives, and not from those of a file."""
     theirs = changed(SKIPPED, ("inner", "first"), ("outer", "second"))
     turned = changed(SKIPPED, ("[x, torch.tanh(self.inner(x))]", "[torch.tanh(self.inner(x)), x]"))
     told = "; weights in another order (1)"
     for ours, said in ((SKIPPED, False), (turned, True)):
-        result = check(tmp_path, theirs, ours)
+        result = check(theirs, ours)
         assert result.verdict == "equal"
         assert (told in report.headline(result)) is said
-
-
-def test_a_buffer_may_be_a_mask_of_infinite_values(tmp_path: Path) -> None:
-    """As that of OpenAI's Whisper, which was refused as a trace that is none."""
-    masked = changed(
-        PLAIN,
-        (
-            "super().__init__()",
-            'super().__init__()\n        self.register_buffer("mask", -torch.arange(D).log())',
-        ),
-        ("torch.tanh(self.first(x))", "(self.first(x) + 1 / self.mask).softmax(-1)"),
-    )
-    infinite = changed(masked, ("1 / self.mask", "(-self.mask).clamp(max=0)"))
-    assert check(tmp_path, infinite, infinite).verdict == "equal"
-    assert check(tmp_path, infinite, masked).verdict == "different"
 
 
 LEFT_ON = CALLED_DROPOUT.replace(", self.training", "")
 
 
-def test_dropout_that_evaluation_leaves_on_stands_beside_the_verdict(tmp_path: Path) -> None:
+def test_dropout_that_evaluation_leaves_on_stands_beside_the_verdict() -> None:
     """A call without `training` is reported, unless the reference has dropout in training, too."""
     on, off = (
         changed(PLAIN, ("torch.tanh(self.first(x))", to)) for to in (LEFT_ON, CALLED_DROPOUT)
     )
-    result = check(tmp_path, PLAIN, on)
+    result = check(PLAIN, on)
     assert result.verdict == "equal"
     assert [(root.entry, root.where.partition(":")[0]) for root in result.beside] == [
         ("dropout", "dropout at port.py")
     ]
     for ref, port in ((PLAIN, off), (off, on), (on, on)):
-        assert not check(tmp_path, ref, port).beside
+        assert not check(ref, port).beside
 
 
 ROWS = "torch.tanh(self.first(x)).log_softmax(1)"
@@ -340,10 +446,10 @@ HALF = changed(
 )
 
 
-def test_a_softmax_in_a_narrower_format_than_products_is_a_difference(tmp_path: Path) -> None:
+def test_a_softmax_in_a_narrower_format_than_products_is_a_difference() -> None:
     """Where both sides' products have one format, and the reference's softmax a wider one."""
     whole = changed(PLAIN, ("torch.tanh(self.first(x))", ROWS))
-    (root,) = check(tmp_path, whole, HALF).roots
+    (root,) = check(whole, HALF).roots
     assert (root.entry, root.where.partition(":")[0]) == ("rounding", "softmax at port.py")
     assert root.cause.startswith("in bfloat16, for float32: ")
     narrow = changed(
@@ -351,157 +457,14 @@ def test_a_softmax_in_a_narrower_format_than_products_is_a_difference(tmp_path: 
     )
     cast = 'with torch.autocast("cpu", torch.bfloat16):\n            return '
     autocast = changed(whole, ("return self.second(", f"{cast}self.second("))
-    (root,) = [r for r in check(tmp_path, autocast, narrow).roots if r.entry == "rounding"]
+    (root,) = [r for r in check(autocast, narrow).roots if r.entry == "rounding"]
     assert root.cause.startswith("in bfloat16, for float32: ")
     for ref, port in ((HALF, whole), (HALF, HALF), (whole, narrow), (autocast, autocast)):
-        assert not [r for r in check(tmp_path, ref, port).roots if r.entry == "rounding"]
+        assert not [r for r in check(ref, port).roots if r.entry == "rounding"]
 
 
-CALLED = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(self.first(self.first(x)))"))
-
-
-def test_another_number_of_calls_is_told(tmp_path: Path) -> None:
-    fewer = changed(CALLED, ("self.first(self.first(self.first(x)))", "self.first(self.first(x))"))
-    result = check(tmp_path, CALLED, fewer)
-    assert result.verdict == "different"
-    said = "first is called 3 times in the reference, and its partner first twice"
-    assert said in result.notes
-    assert [root.direction for root in result.roots] == ["forward"]  # the sum over calls follows
-    assert said not in check(tmp_path, CALLED, CALLED).notes
-
-
-FRAMES = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(x[:, None]).mean(1)"))
-
-
-def test_a_module_that_gives_another_size_is_told(tmp_path: Path) -> None:
-    more = changed(FRAMES, ("x[:, None]", "torch.stack([x, 2 * x], 1)"))
-    result = check(tmp_path, FRAMES, more)
-    assert result.verdict == "different"
-    assert any(note.startswith("first gives [4, 1, 6] in the reference, and [4, 2, 6] in the port")
-               for note in result.notes)  # fmt: skip
-
-
-TURNED = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D), nn.Linear(D, 9)"))
-
-
-def test_a_square_kernel_that_is_used_turned_is_a_difference(tmp_path: Path) -> None:
-    """Values pair it with its own axes exchanged, which a checkpoint's are not."""
-    by_hand = "F.linear(x, self.first.weight.T, self.first.bias)"
-    result = check(tmp_path, TURNED, changed(TURNED, ("self.first(x)", by_hand)))
-    assert result.verdict == "different"
-    (root,) = result.roots
-    assert (root.direction, root.entry) == ("forward", "linear layer")
-    assert root.cause == "first.weight is used with its axes exchanged"
-    assert check(tmp_path, TURNED, TURNED).verdict == "equal"
-
-
-LATE = (
-    PLAIN
-    + """
-
-import math
-
-
-def update(model, opt, step):
-    warm = min(1.0, step / 8) if step < 8 else 0.5 * (1 + math.cos(math.pi * (step - 8) / LENGTH))
-    for group in opt.param_groups:
-        group["lr"] = 1e-2 * warm
-    opt.step()
-"""
-)
-
-
-def test_a_warm_up_that_is_subtracted_twice_is_found_behind_the_curve(tmp_path: Path) -> None:
-    """The loss curve has 4 steps, and rung 4i three: the schedules part at the tenth update."""
-    right, wrong = (changed(LATE, ("LENGTH", length)) for length in ("92", "84"))
-    assert check(tmp_path, right, right).verdict == "equal"
-    ends = changed(right, ("(step - 8)", "min(step - 8, 92)"))
-    assert check(tmp_path, ends, right).verdict == "equal"  # behind the reference's end
-    (root,) = check(tmp_path, right, ends).roots  # the reference rises again
-    assert root.cause.startswith("the reference's rate is 0 in update 101 and rises again")
-    (root,) = check(tmp_path, right, wrong).roots
-    assert root.rung == "4" and root.entry == "schedule of the learning rate"
-    assert root.cause.startswith("from update 10 on, another rate: there 0.9999")
-
-
-TWICE = (
-    PLAIN
-    + """
-
-RATE = 0
-
-
-def optimizer(model):
-    global RATE
-    RATE = 0
-    return torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def update(model, opt, step):
-    global RATE
-    for group in opt.param_groups:
-        group["lr"] = 1e-3 * max(0.0, 1 - RATE / 20)
-    if step % 2 == 1:
-        opt.step()
-        RATE += 1
-"""
-)
-
-
-def test_a_schedule_that_is_one_update_ahead_is_told(tmp_path: Path) -> None:
-    """A staircase of four steps: rung 4i has four updates, and only the last one differs."""
-    late = changed(TWICE, ("max(0.0, 1 - RATE / 20)", "0.5 ** (RATE // 4)"))
-    ahead = changed(late, ("    RATE = 0\n    return", "    RATE = 1\n    return"))
-    (root,) = check(tmp_path, late, ahead).roots
-    assert (root.rung, root.cause) == ("4i", "the schedule is one step ahead")
-
-
-def test_a_schedule_that_goes_on_with_each_gradient_is_told(tmp_path: Path) -> None:
-    fast = changed(TWICE, ("        RATE += 1", "    RATE += 1"))
-    (root,) = check(tmp_path, TWICE, fast).roots
-    assert root.cause == "the schedule goes on with each of 2 gradients, for with each update"
-    assert check(tmp_path, TWICE, TWICE).verdict == "equal"
-
-
-OWN = (
-    PLAIN
-    + """
-
-class Own(torch.optim.Optimizer):
-    def __init__(self, params):
-        super().__init__(params, {})
-
-    @torch.no_grad()
-    def step(self):
-        self.step_ = getattr(self, "step_", -1) + 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                p -= SIZE * p.sin() * p.grad.sign() * p.grad.abs() ** (1 / 3)
-
-
-def optimizer(model):
-    return Own(model.parameters())
-"""
-)
-
-
-@pytest.mark.parametrize(("size", "entry", "cause"), [
-    ("0.02", "learning rate", "2 times the reference's rate"),
-    ("0.01 * 0.5**self.step_", "schedule of the learning rate",
-     "step 1: 0.5 times the reference's rate, step 2: 0.25 times the reference's rate"),
-    ("0.01 * (0.9 if self.step_ % 40 == 9 else 1)", "schedule of the learning rate",
-     "0.9 times the reference's rate in update 10, 50, 90, 130 and 1 more, and no other"),
-])  # fmt: skip
-def test_the_rate_of_no_known_rule_is_told(
-    size: str, entry: str, cause: str, tmp_path: Path
-) -> None:
-    (root,) = check(tmp_path, changed(OWN, ("SIZE", "0.01")), changed(OWN, ("SIZE", size))).roots
-    assert (root.entry, root.cause) == (entry, cause)
-
-
-def test_an_optimizer_of_no_known_rule_is_told_with_its_ratio(tmp_path: Path) -> None:
-    theirs = changed(OWN, ("SIZE", "0.01"))
-    (root,) = check(tmp_path, theirs, changed(theirs, ("p.sin()", "p.sin().sign()"))).roots
+def test_an_optimizer_of_no_known_rule_is_told_with_its_ratio() -> None:
+    (root,) = check(OWN, changed(OWN, ("p.sin()", "p.sin().sign()"))).roots
     assert not root.cause
     assert root.hints[-1].startswith("the reference fits no rule; the port fits no rule; gradi")
     assert "times the reference's size" in root.hints[-1]
@@ -511,7 +474,7 @@ def test_a_program_that_cannot_run_again_leaves_the_verdict(tmp_path: Path) -> N
     def fails() -> Inside:
         raise UserError("no such program")
 
-    (tmp_path / "port.py").write_text(HEAD + changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5")))
+    (tmp_path / "port.py").write_text(HEAD + EXACT)
     trace = record(HEAD + SCALAR, tmp_path)
     result = check_inside(trace, tmp_path / "port.py", again=fails)
     assert result.verdict == "different"

@@ -9,14 +9,10 @@ import pytest
 from lockstep.check.check import Result
 from lockstep.check.compare import Options, compare_programs
 from lockstep.check.program import UserProgram
+from parity_tests.check.inside import START
 from parity_tests.tiers import tier
 
-REFERENCE = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-
+REFERENCE = START + """
 D = 5
 
 
@@ -28,11 +24,6 @@ class Model(nn.Module):
 
     def forward(self, x):
         return torch.relu(F.gelu(self.norm(self.a(x) * self.scale)))
-
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
 
 
 def loss(model, batch):
@@ -53,7 +44,7 @@ def update(model, opt, step):
             p.grad /= 2
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         opt.step()
-"""
+"""  # fmt: skip
 PORT = """
 import jax
 import jax.numpy as jnp

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import assert_equivalent
-from parity_tests.check.inside import check_inside
-from parity_tests.check.small_program import record_small, small
+from parity_tests.check.inside import check_inside, record_inside
+from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
 REFERENCE = """
@@ -93,7 +93,7 @@ def update(model, optimizer, step):
 
 def test_a_run_alone_ends_with_a_table_of_rates(tmp_path: Path) -> None:
     path = small(tmp_path, update=TABLE)
-    recorded = record_small(path, tmp_path / "trace")
+    recorded = record_inside(path, tmp_path / "trace")
     assert {len(x) for x in recorded.group("varied").values()} == {9}
     result = check_inside(recorded, path)
     assert result.verdict == "equal"

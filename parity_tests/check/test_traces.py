@@ -18,8 +18,8 @@ from lockstep.errors import UserError
 from lockstep.files import stream
 from lockstep_recorder import memory, wire
 from lockstep_recorder.main import main, write
-from parity_tests.check.inside import check_inside
-from parity_tests.check.small_program import record_small, small
+from parity_tests.check.inside import check_inside, record_inside
+from parity_tests.check.small_program import small
 
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
@@ -146,7 +146,7 @@ def test_a_large_program_is_recorded_through_a_file_at_one_scale_of_gradients(
     monkeypatch.setattr(memory, "LARGE", 1)
     monkeypatch.setattr(memory, "LEAST", 1)
     monkeypatch.setattr(stream, "MAPPED", 1)
-    large = record_small(file, tmp_path / "trace")
+    large = record_inside(file, tmp_path / "trace")
     assert labels_of(large) == {"1": 3} and labels_of(plain).keys() == {"1", "100", "1e-6"}
     assert all(isinstance(x, np.memmap) for x in large.arrays.values())
     assert plain.arrays.keys() >= large.arrays.keys()

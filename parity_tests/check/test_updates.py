@@ -1,23 +1,18 @@
 """An optimizer's difference is told: schedules from zero, one number's decay, a late change."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lockstep.check.accept import is_accepted, parse
 from lockstep.check.causes.optimizer import CLIP
+from lockstep.check.check import Result
 from lockstep.check.locate import Root
 from lockstep.check.report import figure, headline
-from parity_tests.check.inside import check_inside
-from parity_tests.check.test_comparisons import record
+from parity_tests.check.inside import START, check_pair
 
-PROGRAM = """
-import numpy as np
-import torch
-from torch import nn
-
-
+PROGRAM = START + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -25,11 +20,6 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.a(x) * self.scale.exp()
-
-
-def build(seed):
-    torch.manual_seed(seed)
-    return Model()
 
 
 def loss(model, batch):
@@ -50,29 +40,30 @@ def update(model, opt, step):
     for group in opt.param_groups:
         group["lr"] = 1e-3 * RATE
     opt.step()
-"""
+"""  # fmt: skip
 NOW, LATE = "min(1, (step + 1) / 4)", "min(1, step / 4)"
 
 
-def root_of(folder: Path, ours: str, theirs: str, old: str = "", new: str = "") -> Root:
-    (folder / "port.py").write_text(PROGRAM.replace("RATE", ours).replace(old, new))
-    trace = record(PROGRAM.replace("RATE", theirs), folder, curve=6)
-    result = check_inside(trace, folder / "port.py")
+def compare(reference: str, port: str, *changes: tuple[str, str], **options: Any) -> Result:
+    return check_pair(reference, port, *changes, again=False, **options)
+
+
+def root_of(ours: str, theirs: str, *changes: tuple[str, str]) -> Root:
+    """The one root of a rate beside another, for as many updates as a recorder makes."""
+    both = PROGRAM.replace("RATE", theirs), PROGRAM.replace("RATE", ours)
+    result = compare(*both, *changes, curve=6, alone=50)
     assert result.verdict == "different" and len(result.roots) == 1
     return result.roots[0]
 
 
 @pytest.mark.parametrize(("ours", "theirs", "said"), [(LATE, NOW, "behind"), (NOW, LATE, "ahead")])
-def test_a_schedule_from_zero_gathers_no_gradients(
-    ours: str, theirs: str, said: str, tmp_path: Path
-) -> None:
-    assert root_of(tmp_path, ours, theirs).cause == f"the schedule is one step {said}"
+def test_a_schedule_from_zero_gathers_no_gradients(ours: str, theirs: str, said: str) -> None:
+    assert root_of(ours, theirs).cause == f"the schedule is one step {said}"
 
 
-def test_gradients_gathered_from_zero_are_told(tmp_path: Path) -> None:
-    found = root_of(
-        tmp_path, LATE, LATE, "    opt.step()", "    if step % 3 == 2:\n        opt.step()"
-    )
+def test_gradients_gathered_from_zero_are_told() -> None:
+    third = "    opt.step()", "    if step % 3 == 2:\n        opt.step()"
+    found = root_of(LATE, LATE, third)
     assert found.cause == "3 gradients make an update, for 1 gradients"
 
 
@@ -83,71 +74,66 @@ def test_gradients_gathered_from_zero_are_told(tmp_path: Path) -> None:
     ('"params": rest[:1]}', '"params": rest[:1], "lr": 2e-3}',
      "learning rate 0.002, for 0.001, of scale"),
 ])  # fmt: skip
-def test_one_number_has_the_others_rate(old: str, new: str, cause: str, tmp_path: Path) -> None:
+def test_one_number_has_the_others_rate(old: str, new: str, cause: str) -> None:
     program = PROGRAM[: PROGRAM.index("\n\ndef update")]
-    (tmp_path / "port.py").write_text(program.replace(old, new))
-    result = check_inside(record(program, tmp_path), tmp_path / "port.py")
+    result = compare(program, program, (old, new))
     assert [root.cause for root in result.roots] == [cause]
 
 
-def test_an_accepted_cause_of_an_optimizer_accepts_no_other(tmp_path: Path) -> None:
+def test_an_accepted_cause_of_an_optimizer_accepts_no_other() -> None:
     """`--accept optimizer` accepted a doubled learning rate beside what was known."""
     program = PROGRAM[: PROGRAM.index("\n\ndef update")]
-    port, known = tmp_path / "port.py", "weight decay 0.2, for 0, of a.bias, scale"
-    trace = record(program, tmp_path)
-    port.write_text(program.replace("weight_decay=0.0", "weight_decay=0.2"))
+    known, decays = "weight decay 0.2, for 0, of a.bias, scale", ("decay=0.0", "decay=0.2")
+    (root,) = compare(program, program, decays).roots
     for what in (known, "weight decay"):
-        assert check_inside(trace, port, accept=[f"optimizer={what}"]).verdict == "equal"
-    port.write_text(port.read_text().replace("lr=1e-3", "lr=2e-3"))
-    result = check_inside(trace, port, accept=[f"optimizer={known}", "optimizer=1e-9"])
+        assert is_accepted(root, parse([f"optimizer={what}"]))
+    accept = [f"optimizer={known}", "optimizer=1e-9"]
+    result = compare(program, program, decays, ("lr=1e-3", "lr=2e-3"), accept=accept)
     assert result.verdict == "different" and known in result.roots[0].cause
     assert headline(result).endswith("follow from it)")
 
 
-def test_what_update_keeps_and_how_far_it_was_seen_is_said(tmp_path: Path) -> None:
+def test_what_update_keeps_and_how_far_it_was_seen_is_said() -> None:
     kept = "    opt.step()\n    for name, p in model.named_parameters():\n" \
            "        MEAN[name] = 0.9 * MEAN.get(name, 0) + 0.1 * p.detach()\n"  # fmt: skip
     text = PROGRAM.replace("RATE", "1").replace("    opt.step()\n", kept) + "\nMEAN = {}\n"
-    (tmp_path / "port.py").write_text(text)
-    trace = record(text, tmp_path, curve=6)
-    assert trace.about["kept"] == ["MEAN"]
-    result = check_inside(trace, tmp_path / "port.py")
-    assert result.verdict == "equal"
+    result = compare(text, text, curve=6, alone=50)
+    assert result.verdict == "equal" and result.reference["kept"] == ["MEAN"]
     assert "update keeps MEAN, which is not compared" in result.notes
     assert any(
         "seen for 300 updates, and for 6 in the loss curves" in note for note in result.notes
     )
 
 
-def test_a_curve_says_where_it_parts(tmp_path: Path) -> None:
+def test_a_curve_says_where_it_parts() -> None:
     fifth = np.random.default_rng(4).normal(size=(5, 6))[0, 0]
     other = f".mean() * (1.01 if batch[0, 0] == {fifth} else 1)"
-    found = root_of(tmp_path, "1", "1", ".mean()", other)
+    found = root_of("1", "1", (".mean()", other))
     assert (found.direction, found.where) == ("loss curves", "from step 5 of 6")
     assert "bound 3" in figure(found)
 
 
-def test_a_schedule_that_parts_late_is_found_by_the_optimizer_alone(tmp_path: Path) -> None:
+def test_a_schedule_that_parts_late_is_found_by_the_optimizer_alone() -> None:
     """The curve has 6 steps and rung 4i has 3; the optimizer alone takes 300."""
-    found = root_of(tmp_path, "(1 if step < 200 else 0.5)", "1")
+    found = root_of("(1 if step < 200 else 0.5)", "1")
     assert found.where.endswith("from step 200 of 300")
     assert found.cause == "from update 201 on, 0.5 times the reference's rate"
 
 
-def test_a_staircase_that_is_one_step_ahead_is_no_other_rate(tmp_path: Path) -> None:
+def test_a_staircase_that_is_one_step_ahead_is_no_other_rate() -> None:
     """Every hundredth update alone differs, which rung 4i does not see."""
-    found = root_of(tmp_path, "0.5 ** ((step + 1) // 100)", "0.5 ** (step // 100)")
+    found = root_of("0.5 ** ((step + 1) // 100)", "0.5 ** (step // 100)")
     assert found.where.endswith("from step 99 of 300")
     assert found.cause == "the schedule is one step ahead"
 
 
-def test_a_schedule_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
-    found = root_of(tmp_path, "0.5 ** step", "1", "opt.param_groups:", "opt.param_groups[:1]:")
+def test_a_schedule_of_some_tensors_is_told_of_these() -> None:
+    found = root_of("0.5 ** step", "1", ("opt.param_groups:", "opt.param_groups[:1]:"))
     assert found.cause == "learning rate 0.0005 in step 1, for 0.001, of a.weight"
     assert found.entry == "schedule of the learning rate"
 
 
-def test_a_rate_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
+def test_a_rate_of_some_tensors_is_told_of_these() -> None:
     """The first tensor's rate is not all tensors', nor one bias's all biases'."""
     program = PROGRAM[: PROGRAM.index("\n\ndef update")].replace(
         "nn.Linear(6, 4)", "nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))"
@@ -159,20 +145,17 @@ def test_a_rate_of_some_tensors_is_told_of_these(tmp_path: Path) -> None:
 """
     both = [program[:start] + groups.replace("FIRST", a).replace("OTHER", b)
             for a, b in (("first", "others[0]"), ("others[0]", "first"))]  # fmt: skip
-    (tmp_path / "port.py").write_text(both[1])
-    result = check_inside(record(both[0], tmp_path), tmp_path / "port.py")
+    result = compare(both[0], both[1])
     assert [root.cause for root in result.roots] == [
         "learning rate 0.001, for 0.0001, of a.0.bias, a.0.weight; "
         "learning rate 0.0001, for 0.001, of a.1.bias, a.1.weight"
     ]
 
 
-def test_a_norm_without_a_tensor_is_no_other_optimizer(tmp_path: Path) -> None:
+def test_a_norm_without_a_tensor_is_no_other_optimizer() -> None:
     clip = "    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)\n    opt.step()"
     text = PROGRAM.replace("RATE", "1").replace("    opt.step()", clip)
-    port = text.replace("nn.Parameter(torch.tensor(2.66))", "torch.tensor(2.66)")
-    (tmp_path / "port.py").write_text(port)
-    result = check_inside(record(text, tmp_path), tmp_path / "port.py")
+    result = compare(text, text, ("nn.Parameter(torch.tensor(2.66))", "torch.tensor(2.66)"))
     assert next(rung for rung in result.rungs if rung.number == "4i").spots
     assert [root.direction for root in result.roots] == ["mapping", "forward"]
 
@@ -194,14 +177,13 @@ IDLE = (
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["", "with a gradient of rounding"])
-def test_a_clip_s_epsilon_is_told_where_adam_hides_it(idle: bool, tmp_path: Path) -> None:
+def test_a_clip_s_epsilon_is_told_where_adam_hides_it(idle: bool) -> None:
     """A key's bias has no true gradient, so no part in the fit."""
     text = CLIPPED
     for old, new in IDLE if idle else ():
         assert old in text
         text = text.replace(old, new)
-    (tmp_path / "port.py").write_text(text.replace("CLIP", BY_NORM))
-    result = check_inside(record(text.replace("CLIP", BY_TORCH), tmp_path), tmp_path / "port.py")
+    result = compare(text.replace("CLIP", BY_TORCH), text.replace("CLIP", BY_NORM))
     assert [root.cause for root in result.roots] == ["clip's epsilon 0.0, for 1e-06"]
 
 
@@ -244,13 +226,12 @@ def optimizer(model):
     ("", "", "equal"), ("kept.get(\"gone\", 1.0) * mu", "0.5**t", "different"),
 ])  # fmt: skip
 def test_what_an_optimizer_makes_without_a_format_is_float64(
-    old: str, new: str, verdict: str, tmp_path: Path
+    old: str, new: str, verdict: str
 ) -> None:
     """torch's NAdam keeps the product of its momenta in the default format."""
     plain = PROGRAM[: PROGRAM.index("def optimizer")]
     own = "def optimizer(model):\n    return torch.optim.NAdam(model.parameters(), lr=1e-3)\n"
-    (tmp_path / "port.py").write_text(plain + NADAM.replace(old, new))
-    assert check_inside(record(plain + own, tmp_path), tmp_path / "port.py").verdict == verdict
+    assert compare(plain + own, plain + NADAM, (old, new)).verdict == verdict
 
 
 CENTRED = PROGRAM.replace(
@@ -259,36 +240,33 @@ CENTRED = PROGRAM.replace(
 )
 
 
-def test_a_variance_of_gradients_does_not_vanish(tmp_path: Path) -> None:
+def test_a_variance_of_gradients_does_not_vanish() -> None:
     """The variance of equal gradients is rounding error, and may be negative under a root."""
-    trace = record(CENTRED.replace("RATE", "1"), tmp_path, curve=6)
-    assert all((x < 1).all() for x in trace.group("varied").values())  # of equal ones: not finite
-    (tmp_path / "port.py").write_text(CENTRED.replace("RATE", "0.9 ** (step // 250)"))
-    (root,) = check_inside(trace, tmp_path / "port.py").roots
+    later = CENTRED.replace("RATE", "0.9 ** (step // 250)")
+    (root,) = compare(CENTRED.replace("RATE", "1"), later, curve=6, alone=50).roots
     assert root.cause == "from update 251 on, 0.9 times the reference's rate"
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(9, "equal"), (10, "different")])
-def test_no_number_on_both_sides_is_no_difference(ours: int, verdict: str, tmp_path: Path) -> None:
+def test_no_number_on_both_sides_is_no_difference(ours: int, verdict: str) -> None:
     rate = "(1 if step < {} else float('nan'))"
-    trace = record(PROGRAM.replace("RATE", rate.format(9)), tmp_path)
-    (tmp_path / "port.py").write_text(PROGRAM.replace("RATE", rate.format(ours)))
-    assert check_inside(trace, tmp_path / "port.py").verdict == verdict
+    reference, port = (PROGRAM.replace("RATE", rate.format(last)) for last in (9, ours))
+    assert compare(reference, port).verdict == verdict
 
 
-def test_a_schedule_that_touches_zero_is_seen_beyond(tmp_path: Path) -> None:
+def test_a_schedule_that_touches_zero_is_seen_beyond() -> None:
     """A cosine that nobody clamps rises again."""
     wave = "0.5 * (1 + np.cos(np.pi * {} / 20))"
-    found = root_of(tmp_path, wave.format("min(step, 20)"), wave.format("step"))
+    found = root_of(wave.format("min(step, 20)"), wave.format("step"))
     assert found.where.endswith("from step 21 of 300")
     assert found.cause == (
         "the reference's rate is 0 in update 21 and rises again, the port's stays 0"
     )
 
 
-def test_a_late_difference_of_more_than_a_rate_is_told(tmp_path: Path) -> None:
+def test_a_late_difference_of_more_than_a_rate_is_told() -> None:
     other = (
         "    for p in model.parameters():\n        p.grad = p.grad + (step > 99)\n    opt.step()"
     )
-    found = root_of(tmp_path, "1", "1", "    opt.step()", other)
+    found = root_of("1", "1", ("    opt.step()", other))
     assert not found.cause and "more differs than a rate" in found.hints[0]
