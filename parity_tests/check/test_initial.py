@@ -56,3 +56,9 @@ def test_a_rule_counts_what_a_layer_is_given() -> None:
     for shape, framework in (((32, 8), "torch"), ((8, 32), "jax")):
         assert rule_of(0.202, shape, framework) == "torch's uniform 1/sqrt(3 * 8)"
     assert rule_of(0.223, (32, 8), "torch") == "Glorot's sqrt(2/40)"
+
+
+def test_a_normal_variable_is_not_drawn_by_a_uniform_rule() -> None:
+    given = 0.0505, (2, 64, 32), "jax"
+    assert rule_of(*given, 1.8) == "torch's uniform 1/sqrt(3 * 128)"
+    assert rule_of(*given, 3.0) == ""  # normal(0.05)

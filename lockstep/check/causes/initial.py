@@ -8,6 +8,9 @@ from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.layout import Piece
 from lockstep.check.locate import Root
 from lockstep.model.params import Arrays
+from lockstep_recorder.recording import moments
+
+UNIFORM, NORMAL = 1.8, 3.0  # kurtosis
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
@@ -19,10 +22,10 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         return None
     ours = _drawn(entry.port, evidence.port.initial)
     theirs = _drawn(entry.reference, evidence.reference.weights)
-    stds = float(ours.std()), initial[entry.reference.name]["std"]
+    drawn = moments(ours), initial[entry.reference.name]
     frameworks = evidence.framework, evidence.reference.about["framework"]
-    said = [rule_of(std, x.shape, framework)
-            for std, x, framework in zip(stds, (ours, theirs), frameworks)]  # fmt: skip
+    said = [rule_of(each["std"], x.shape, framework, each["kurtosis"])
+            for each, x, framework in zip(drawn, (ours, theirs), frameworks)]  # fmt: skip
     if not all(said) or said[0] == said[1]:
         return None
     return Cause(
@@ -36,13 +39,14 @@ def _drawn(piece: Piece, arrays: Arrays) -> np.ndarray:
     return piece.take(arrays) if stacked else arrays[piece.name]
 
 
-def rule_of(std: float, shape: tuple[int, ...], framework: str) -> str:
+def rule_of(std: float, shape: tuple[int, ...], framework: str, kurtosis: float = UNIFORM) -> str:
     """The rule that gives this standard deviation, within five sampling errors; "" where none does,
     where another is as good as within two, or where so few numbers do not tell two rules apart of
     which one gives twice the other's.
 
     Args:
         framework: torch has what a layer gives in the first axis, JAX in the last.
+        kurtosis: of a uniform rule it is a uniform variable's, not a normal one's.
     """
     if std < 1e-12:
         return "a constant"
@@ -56,6 +60,8 @@ def rule_of(std: float, shape: tuple[int, ...], framework: str) -> str:
             f"torch's uniform 1/sqrt(3 * {fan})": (3 * fan) ** -0.5,
             f"1/sqrt({out})": out**-0.5,
         }  # fmt: skip
+        if kurtosis > (UNIFORM + NORMAL) / 2:
+            del rules[f"torch's uniform 1/sqrt(3 * {fan})"]
     error = (1 / (2 * math.prod(shape))) ** 0.5
     off, name = min((abs(math.log(std / value)), name) for name, value in rules.items())
     others = [value for value in rules.values() if not math.isclose(value, rules[name])]
