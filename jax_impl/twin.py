@@ -30,6 +30,9 @@ class JaxTwin:
     """Implements `lockstep.twin.Twin` in JAX."""
 
     framework = "jax"
+    tell = staticmethod(tell)
+    agree = staticmethod(any_of)
+    beat = staticmethod(beat)
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -53,17 +56,8 @@ class JaxTwin:
     def part(self) -> TrainState:
         return bridge.save(self.trainer, part=self.processes > 1)
 
-    def tell(self, text: str) -> str:
-        return tell(text)
-
-    def agree(self, flag: bool) -> bool:
-        return any_of(flag)
-
     def desynced(self) -> list[int]:
         return bridge.desynced(self.trainer) if self.processes > 1 else []
-
-    def beat(self, count: int) -> list[int]:
-        return beat(count)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device, segments=self.segments)
@@ -138,16 +132,13 @@ class JaxTwin:
         return stats.get("peak_bytes_in_use") or resident_peak()
 
 
-def build(config: Config) -> JaxTwin:
-    return JaxTwin(config)
+build = JaxTwin
+end = leave
 
 
 def device_count(device: str) -> int:
+    """Counts the devices of a `--device` kind that a run here would have."""
     return len(jax.devices(find_device(device).platform))
-
-
-def end(status: int) -> None:
-    leave(status)
 
 
 def ways(config: Config) -> list[str]:
@@ -156,10 +147,11 @@ def ways(config: Config) -> list[str]:
 
 
 def operation(config: Config, name: str) -> Callable[[], object]:
-    """Builds the operation that ways of this name replace, for `--autotune`."""
+    """Builds the operation that ways of this name replace; a call runs it forward and backward."""
     device = configure(config)
     return make_operation(config, device, find_capabilities(device), name)
 
 
 def has_accelerator(device: str) -> bool:
+    """Says if a `--device` kind is more than a CPU here."""
     return find_device(device).platform != "cpu"

@@ -183,50 +183,23 @@ def trainer_module(framework: str) -> str:
 
 def load(framework: str, config: Config) -> Twin:
     """Imports a framework and builds its twin."""
-    return _module(framework).build(config)
-
-
-def has_accelerator(framework: str, device: str) -> bool:
-    """Says if `--device` is more than a CPU, as the framework sees it."""
-    return _module(framework).has_accelerator(device)
-
-
-def device_count(framework: str, device: str) -> int:
-    """Counts the devices of the `--device` kind that a run here would have."""
-    return _module(framework).device_count(device)
-
-
-def ways(framework: str, config: Config) -> list[str]:
-    """Lists a twin's alternatives to its framework's operations (`lockstep.config.autotune`)."""
-    return _module(framework).ways(config)
-
-
-def operation(framework: str, config: Config, name: str) -> Callable[[], object]:
-    """Builds the operation that ways of this name replace; a call runs it forward and backward."""
-    return _module(framework).operation(config, name)
+    return module(framework).build(config)
 
 
 def end(framework: str, status: int) -> None:
     """Ends the processes of a run, if the framework was needed at all."""
-    if module := sys.modules.get(MODULES[framework]):
-        module.end(status)
+    if imported := sys.modules.get(MODULES[framework]):
+        imported.end(status)
 
 
 def require_known(framework: str) -> None:
     require(framework in MODULES, "--framework", framework, f"unknown; use {', '.join(MODULES)}")
 
 
-def require_installed(module: str) -> None:
-    """Raises UserError unless the packages that one of `MODULES` imports are installed."""
-    for framework, known in MODULES.items():
-        if known == module:
-            require_framework(framework)
-
-
-def _module(framework: str) -> Any:
-    """Imports the module of a framework; only this function does."""
+def module(framework: str) -> Any:
+    """Imports the module that has a framework's twin; only this function does."""
     require_known(framework)
-    require_installed(MODULES[framework])
+    require_framework(framework)
     try:
         return importlib.import_module(MODULES[framework])
     except ImportError as error:

@@ -31,6 +31,9 @@ class TorchTwin:
     """Implements `lockstep.twin.Twin` in PyTorch."""
 
     framework = "torch"
+    tell = staticmethod(tell)
+    agree = staticmethod(any_of)
+    beat = staticmethod(beat)
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -54,17 +57,8 @@ class TorchTwin:
     def part(self) -> TrainState:
         return bridge.save(self.trainer, part=self.processes > 1)
 
-    def tell(self, text: str) -> str:
-        return tell(text)
-
-    def agree(self, flag: bool) -> bool:
-        return any_of(flag)
-
     def desynced(self) -> list[int]:
         return bridge.desynced(self.trainer) if self.processes > 1 else []
-
-    def beat(self, count: int) -> list[int]:
-        return beat(count)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device, segments=self.segments)
@@ -133,16 +127,13 @@ class TorchTwin:
         return on_device or resident_peak()
 
 
-def build(config: Config) -> TorchTwin:
-    return TorchTwin(config)
+build = TorchTwin
+end = leave
 
 
 def device_count(device: str) -> int:
+    """Counts the devices of a `--device` kind that a run here would have."""
     return process_count()
-
-
-def end(status: int) -> None:
-    leave(status)
 
 
 def ways(config: Config) -> list[str]:
@@ -151,10 +142,11 @@ def ways(config: Config) -> list[str]:
 
 
 def operation(config: Config, name: str) -> Callable[[], object]:
-    """Builds the operation that ways of this name replace, for `--autotune`."""
+    """Builds the operation that ways of this name replace; a call runs it forward and backward."""
     device = configure(config)
     return make_operation(config, device, find_capabilities(device), name)
 
 
 def has_accelerator(device: str) -> bool:
+    """Says if a `--device` kind is more than a CPU here."""
     return find_device(device).type != "cpu"

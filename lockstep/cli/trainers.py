@@ -80,11 +80,12 @@ def resolve_config(framework: str, given: dict[str, Any]) -> Config:
         config = from_flags(given, accelerator=True, model=model)
     except UserError:
         config = from_flags(given, accelerator=False, model=model)
-    accelerator = auto and not model and twin.has_accelerator(framework, config.run.device)
+    accelerator = auto and not model and twin.module(framework).has_accelerator(config.run.device)
     config = from_flags(given, accelerator=accelerator, model=model)
     if "mesh" in given:
         return config
-    return config.replace(mesh=str(Mesh(data=twin.device_count(framework, config.run.device))))
+    devices = twin.module(framework).device_count(config.run.device)
+    return config.replace(mesh=str(Mesh(data=devices)))
 
 
 def _init_model(given: dict[str, Any]) -> ModelConfig | None:

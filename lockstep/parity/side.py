@@ -14,11 +14,11 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.config.kinds import place
 from lockstep.data.batch import Batch
+from lockstep.extras import require_framework
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity import wire
 from lockstep.process import NO_CHANGE, ONE_THREAD
-from lockstep.twin import require_installed
 from lockstep.worker import Channel, Worker, fork_server
 from lockstep_recorder.wire import Message, group
 
@@ -73,10 +73,10 @@ class Side:
             python: its interpreter.
 
         Raises:
-            UserError: a package that the module imports is not installed.
+            UserError: a package of the framework is not installed.
         """
         if python == sys.executable:
-            require_installed(module)
+            require_framework(framework)
         self.framework, self.module, self.variant = framework, module, variant
         self.remember = remember
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}

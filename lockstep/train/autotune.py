@@ -64,7 +64,7 @@ def resolve(framework: str, config: Config, enter: Enter | None = None) -> Confi
         asked = NONE
     if asked == NONE:
         return config.replace(autotune=NONE)
-    ways = twin.ways(framework, config)
+    ways = twin.module(framework).ways(config)
     if asked == AUTO:
         speeds = measure(framework, shrink(config), ways, enter or enter_operation) if ways else {}
         return config.replace(autotune=choose(speeds))
@@ -189,7 +189,7 @@ def take_pages(*, kept: bool) -> Turn:
 
 def enter_operation(framework: str, config: Config, name: str) -> Turn:
     """Makes a turn that runs the operation which ways of a name replace."""
-    run = twin.operation(framework, config, name)
+    run = twin.module(framework).operation(config, name)
 
     def turn() -> float:
         began = time.perf_counter()

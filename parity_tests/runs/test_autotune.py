@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -44,11 +45,16 @@ class Course:
         return lambda: self.seconds[way]
 
 
+def has_ways(ways: list[str]) -> Callable[[str], Any]:
+    """Returns what stands for `twin.module` where every framework has these ways."""
+    return lambda framework: SimpleNamespace(ways=lambda config: ways)
+
+
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(provenance, "cpu", lambda: CPU)
-    monkeypatch.setattr(twin, "ways", lambda framework, config: HERE)
+    monkeypatch.setattr(twin, "module", has_ways(HERE))
 
 
 def config(**flags: Any) -> Config:
@@ -132,7 +138,7 @@ def check_each_name_has_an_operation(tmp_path: Path, monkeypatch: Patch) -> None
 
 def check_memory_is_raced_first(tmp_path: Path, monkeypatch: Patch) -> None:
     """By buffers, and the others run in what is taken of it."""
-    monkeypatch.setattr(twin, "ways", lambda framework, config: [*HERE, KEPT])
+    monkeypatch.setattr(twin, "module", has_ways([*HERE, KEPT]))
     told = list[bool]()
     monkeypatch.setattr(autotune, "keep_freed_memory", told.append)
     mapped = Mock(side_effect=autotune.mmap.mmap)
@@ -148,7 +154,7 @@ def check_memory_is_raced_first(tmp_path: Path, monkeypatch: Patch) -> None:
         expected = f"attention=blocks,{KEPT}" if kept else "attention=blocks"
         assert taken(course, d_model=256 * (1 + kept)) == expected
         assert course.entered == ENTERED and told.pop() == kept
-    monkeypatch.setattr(twin, "ways", lambda framework, config: [KEPT])
+    monkeypatch.setattr(twin, "module", has_ways([KEPT]))
     course = Course()
     assert taken(course, context=256) == "none" and course.entered == []
 
@@ -179,7 +185,7 @@ def check_another_question_is_asked_anew(tmp_path: Path, monkeypatch: Patch) -> 
         "cpu": lambda m: m.setattr(provenance, "cpu", lambda: CPU | {"family": "1/3"}),
         "limit": lambda m: m.setenv("ONEDNN_MAX_CPU_ISA", "AVX2"),
         "threads": lambda m: m.setenv("OMP_NUM_THREADS", "7"),
-        "ways": lambda m: m.setattr(twin, "ways", lambda framework, config: HERE[1:]),
+        "ways": lambda m: m.setattr(twin, "module", has_ways(HERE[1:])),
     }
     other = {"none": 1.0, **{way: 2.0 for way in HERE}}
     for name, change in changes.items():
@@ -344,10 +350,12 @@ def test_a_config_of_before_takes_no_way() -> None:
 
 def test_a_turn_is_an_operation(monkeypatch: Patch) -> None:
     clock, run = iter([10.0, 12.0]), Mock()
-    monkeypatch.setattr(twin, "operation", Mock(return_value=run))
+    monkeypatch.setattr(twin, "module", framework := Mock())
+    framework.return_value.operation.return_value = run
     monkeypatch.setattr(autotune.time, "perf_counter", lambda: next(clock))
     turn = autotune.enter_operation("torch", small := config(), "matmul")
-    twin.operation.assert_called_once_with("torch", small, "matmul")  # type: ignore[attr-defined]
+    framework.assert_called_once_with("torch")
+    framework.return_value.operation.assert_called_once_with(small, "matmul")
     assert turn() == 2.0
     run.assert_called_once_with()
 
