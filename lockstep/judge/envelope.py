@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,7 @@ PERMUTED = 1  # runs on permuted rows
 RESTARTS = 2  # from the first nudged weights: with the plain start three
 
 
-class Curves(Protocol):
-    """The numbers that a program's steps report, each (steps,)."""
-
-    @property
-    def loss(self) -> np.ndarray: ...
-
-
-Train = Callable[[Perturbation], Curves]  # one whole run of a program; asked twice, remembered
+Train = Callable[[Perturbation], np.ndarray]  # the losses (steps,) of a run; remembered
 
 
 def curve_noise(kinds: Sequence[Roles], dtype: str = "float32") -> dict[str, Any]:
@@ -76,8 +69,7 @@ def compare_programs(
     envelope = np.max([spread(train, runs) for train in noisy], axis=0)
 
     def started(perturbation: Perturbation) -> Comparison:
-        a, b = ours(perturbation), theirs(perturbation)
-        return compare_curves(a.loss, b.loss, envelope, cap)
+        return compare_curves(ours(perturbation), theirs(perturbation), envelope, cap)
 
     once = started(PLAIN)
     if once.finding.verdict is not Verdict.DIFFERENT:
@@ -88,8 +80,8 @@ def compare_programs(
 
 def spread(train: Train, runs: Sequence[Perturbation]) -> np.ndarray:
     """Computes (steps,): the largest running maximum of a program's gap to itself."""
-    plain = train(PLAIN).loss
-    gaps = [np.abs(train(perturbation).loss - plain) for perturbation in runs]
+    plain = train(PLAIN)
+    gaps = [np.abs(train(perturbation) - plain) for perturbation in runs]
     assert len(gaps) > 1, "one run is no envelope: gaps vary many-fold between seeds"
     return np.maximum.accumulate(gaps, axis=1).max(axis=0)
 

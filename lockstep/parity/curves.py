@@ -77,6 +77,9 @@ class CurveProgram:
             print(f"{self.operand.name}: run {len(self.runs)}", file=sys.stderr)
         return self.runs[perturbation]
 
+    def losses(self, perturbation: Perturbation) -> np.ndarray:
+        return self(perturbation).loss
+
     def record(self) -> dict[str, Any]:
         """Writes the operand and its runs, the plain one first, for curves.json."""
         config, runs = self.operand.config.to_json(), self.runs.values()
@@ -102,7 +105,9 @@ def run(
     operands = [parse(text, {**DEFAULTS, **shows, **flags}) for text in (a_text, b_text)]
     require_comparable(*operands)
     for operand in operands:
-        require_same_masks(operand)
+        same = operand.config.model.dropout == 0 or operand.config.precision.strict
+        remedy = "only strict numerics draw the same masks; add :strict"
+        require(same, "--dropout", operand.config.model.dropout, remedy)
     config = operands[0].config
     data = corpus.load(**vars(config.data))
     corpus.check(data, config.model.vocab, config.model.context)
@@ -133,15 +138,15 @@ def run(
 def judge(ours: CurveProgram, theirs: CurveProgram) -> Comparison:
     """Judges by rung 8's rule: float64 has an absolute tolerance, other policies the envelope."""
     policies = [r for p in (ours, theirs) for r in p.operand.config.precision.kinds]
+    programs = ours.losses, theirs.losses
     if any(roles.compute != "float64" for roles in policies):
         cap = max(map(envelope_cap, policies))
-        how = curve_noise(policies)
-        return compare_programs(ours, theirs, (ours, theirs), cap, **how)
-    a, b = ours(PLAIN).loss, theirs(PLAIN).loss
+        return compare_programs(*programs, programs, cap, **curve_noise(policies))
+    a, b = (losses(PLAIN) for losses in programs)
     gap = np.maximum.accumulate(np.abs(a - b))
     return Comparison(
         gap=gap,
-        envelope=spread(ours, perturbations()),
+        envelope=spread(ours.losses, perturbations()),
         allowed=np.full(len(gap), CURVE.bound),
         horizon=len(gap),
         finding=check_bound("largest gap in nats", f"step {int(np.abs(a - b).argmax()) + 1}",
@@ -201,13 +206,6 @@ def summarize(result: Comparison, losses: Mapping[str, Sequence[float] | np.ndar
         lines.append(f"different from step {beyond[0] + 1} on")
     ends = (f"{name} {loss[-1]:.4f}" for name, loss in losses.items())
     return [*lines, f"last loss: {', '.join(ends)}"]
-
-
-def require_same_masks(operand: Operand) -> None:
-    config = operand.config
-    same = config.model.dropout == 0 or config.precision.strict
-    remedy = "only strict numerics draw the same masks; add :strict"
-    require(same, "--dropout", config.model.dropout, remedy)
 
 
 def find_operand(bug: catalogue.Bug, a: Operand, b: Operand) -> Operand:

@@ -17,10 +17,6 @@ from lockstep.model.state import TrainState, initial_state
 Overflowing = tuple[Config, TrainState, Batch]
 
 
-def _all(config: Config, grads: Arrays) -> Arrays:
-    return grads
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """Two implementations of one model, and their inputs.
@@ -46,7 +42,7 @@ class Pair:
     modules: dict[str, str]
     initial: Callable[[Config], TrainState]
     window: Callable[[Config, int], Batch]
-    with_truth: Callable[[Config, Arrays], Arrays] = _all
+    with_truth: Callable[[Config, Arrays], Arrays] = lambda config, grads: grads
     overflowing: Callable[[Config, Batch, np.ndarray], Overflowing] | None = None
     magnified: Callable[[TrainState], dict[str, TrainState]] = lambda state: {}
     offset: Callable[[TrainState], TrainState] | None = None

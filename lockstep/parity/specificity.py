@@ -130,10 +130,6 @@ def _climb(
     say(f"{policy}, {what}: {time.perf_counter() - began:.0f} s")
 
 
-def named_rewrites() -> list[tuple[str, str]]:
-    return [(framework, name) for framework, names in REWRITES.items() for name in names]
-
-
 Cases = Iterator[tuple[str, Case, set[int]]]
 
 
@@ -159,7 +155,7 @@ def cases(
 def _rewritten(others: dict[str, Side], device: str) -> Cases:
     """Lists rewritten programs under every policy; the families take turns."""
     turns = itertools.cycle(ROWS)
-    for framework, name in named_rewrites():
+    for framework, name in [(side, name) for side, names in REWRITES.items() for name in names]:
         with closing(others[framework].mutant(name)) as sick:
             for policy, row in zip(POLICIES, turns):
                 case = power.against(sick, others, {**row, "policy": policy}, device)

@@ -1,8 +1,8 @@
 """The rungs that compare whole runs: loss curves, fast and strict numerics, resume."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,24 +155,33 @@ def compare_runs(
     Losses, gradient norms, and the state at the end. Rates, scales and counters have no noise: they
     follow from which steps were skipped.
     """
+
+    def each(read: Callable[[Steps], Any]) -> tuple[Any, Any, list[Any]]:
+        """Returns ours, theirs and the noisy with this read of their runs."""
+
+        def reading(train: Any) -> Any:
+            return lambda perturbation: read(train(perturbation))
+
+        return reading(ours), reading(theirs), list(map(reading, noisy))
+
     a, b = ours(PLAIN), theirs(PLAIN)
     strays = [stray for run in (a, b) for stray in find_stray_steps(case, where, run)]
     if case.exact:
         return exact_findings(where, a, b) + strays
     kinds = case.config.precision.kinds
     cap, how = max(map(envelope_cap, kinds)), curve_noise(kinds, dtype)
-    compared = compare_programs(ours, theirs, noisy, cap, **how)
+    compared = compare_programs(*each(lambda run: run.loss), cap, **how)
     finding = compared.finding
     found = [replace(finding, where=f"{where}, {finding.where}"), *strays]
     if compared.horizon:
-        norms = [read_norms(each, compared.horizon) for each in (ours, theirs, *noisy)]
-        finding = compare_programs(norms[0], norms[1], norms[2:], np.inf, **how).finding
+        norms = each(lambda run: read_norms(run, compared.horizon))
+        finding = compare_programs(*norms, np.inf, **how).finding
         found.append(replace(finding, rule=NORMS_RULE, where=f"{where}, {finding.where}"))
     if compared.horizon == len(a.loss):
-        ends = [read_end(each) for each in (ours, theirs, *noisy)]
         rounding = dtype if case.pair.same_ends else case.compute
         moves = perturbations(**curve_noise(kinds, rounding))
-        compared_ends = compare_ends(ends[0], ends[1], ends[2:], moves, moves[:RESTARTS])
+        ends = each(lambda run: run.end.tensors)
+        compared_ends = compare_ends(*ends, moves, moves[:RESTARTS])
         found += locate(f"{where}, the end", compared_ends)
     if case.config.precision.roles.loss_scaling:
         noise = [
@@ -205,29 +214,12 @@ def find_stray_steps(
     return [empty(rule, where, wrong) for rule, wrong in strays.items()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Norms:
-    """Gradient norms in place of losses."""
-
-    loss: np.ndarray
-
-
 NORMS_RULE = "gap over envelope, of gradient norms"
 
 
-def read_norms(train: Any, steps: int) -> Any:
-    """Maps a perturbation to the gradient norms of the first steps; 0 for a skipped step."""
-
-    def read(perturbation: Perturbation) -> Norms:
-        run = train(perturbation)
-        return Norms(loss=np.where(run.skipped, 0.0, run.grad_norm)[:steps])
-
-    return read
-
-
-def read_end(train: Any) -> Any:
-    """Maps a perturbation to the tensors of the state after the last step."""
-    return lambda perturbation: train(perturbation).end.tensors
+def read_norms(run: Steps, steps: int) -> np.ndarray:
+    """Returns the gradient norms of the first steps; 0 for a skipped step."""
+    return np.where(run.skipped, 0.0, run.grad_norm)[:steps]
 
 
 def compare_scales(

@@ -1,13 +1,11 @@
 """Rung 8's rule on invented curves whose verdict is known; the ladder has it on the twins."""
 
-from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 import pytest
 
 from lockstep.judge.envelope import (
-    Curves,
     Train,
     compare_curves,
     compare_programs,
@@ -24,22 +22,15 @@ ENVELOPE_OF_NOISE = np.linspace(0.1, 1, STEPS) * 2e-4
 CAP = 5e-3
 
 
-@dataclass
-class Made:
-    """An invented program's run."""
-
-    loss: np.ndarray
-
-
 def program(base: np.ndarray = BASE, noise: float = 1e-4, flip: float = 0.0) -> Train:
     """Random noise on each run; a rounding that flips at step 4 of the plain run alone."""
 
-    def train(perturbation: Perturbation) -> Made:
+    def train(perturbation: Perturbation) -> np.ndarray:
         # Not hash(), which differs from process to process.
         seed = [crc32(repr(perturbation).encode()), int(base.sum() * 1e6)]
         drawn = np.random.default_rng(seed).standard_normal(STEPS)
         once = flip * (np.arange(STEPS) > 3) * (perturbation == PLAIN)
-        return Made(base + noise * drawn * np.linspace(0.1, 1, STEPS) + once)
+        return base + noise * drawn * np.linspace(0.1, 1, STEPS) + once
 
     return train
 
@@ -120,7 +111,7 @@ def test_different_is_the_median_of_three_starts() -> None:
 def test_an_equal_pair_is_not_started_again() -> None:
     asked = []
 
-    def counted(perturbation: Perturbation) -> Curves:
+    def counted(perturbation: Perturbation) -> np.ndarray:
         asked.append(perturbation)
         return program()(perturbation)
 
