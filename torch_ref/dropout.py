@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.model.constants import SITES
-from lockstep.model.threefry import MASK32, Key, fold_in, threefry2x32
+from lockstep.model.threefry import Key, encrypt, fold_in
 
 
 class Dropout:
@@ -59,8 +59,9 @@ def bernoulli(
         start: the index of the first element in the whole batch.
     """
     count = torch.arange(start, start + shape.numel(), dtype=torch.int64, device=device)
-    high, low = threefry2x32(key, count >> 32, count & MASK32)
+    high, low = (count >> 32).int(), count.int()
+    encrypt(key, high, low)
     # 23 random bits become the mantissa of a float32 in [1, 2).
-    bits = (((high ^ low) >> 9) | 0x3F800000).to(torch.int32)
+    bits = ((high ^ low) >> 9) & 0x7FFFFF | 0x3F800000
     uniform = bits.view(torch.float32) - 1.0
     return (uniform < torch.tensor(p, dtype=torch.float32, device=device)).view(shape)

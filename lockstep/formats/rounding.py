@@ -18,6 +18,9 @@ from lockstep.formats.table import (
 
 Array = Any
 Draws = Any  # of each number, from 0 to 1
+SHARE = 4  # neighbours, in row-major order, whose draws share a counter of the generator
+UNIT = 2.0**-16  # of a draw, which has 16 bits
+HALF_UNIT = 0.5 * UNIT  # it lies between two multiples of the unit: up is as likely as it is near
 FLOAT8 = {E4M3.exponent: "float8_e4m3fn", E5M2.exponent: "float8_e5m2"}
 
 
@@ -207,3 +210,8 @@ class NeutralRounding(ABC):
         found = found / self.units(history, loss_scale)
         found = self.xp.where(self.xp.isfinite(found), found, 0)
         return self.xp.concatenate([found[:, None], history[:, :-1]], 1)
+
+
+def halves(high: Array, low: Array) -> tuple[Array, Array, Array, Array]:
+    """Returns the draws' bits: of the two words of a counter, of 32 bits, four of 16."""
+    return (high >> 16) & 0xFFFF, high & 0xFFFF, (low >> 16) & 0xFFFF, low & 0xFFFF

@@ -9,8 +9,7 @@ from jax import Array
 from jax.extend.random import threefry_2x32
 
 from lockstep.formats import rounding
-from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
-from lockstep.formats.rounding import Draws
+from lockstep.formats.rounding import HALF_UNIT, SHARE, UNIT, Draws, halves
 from lockstep.formats.table import EXPONENT_OF_FLOAT32, Format
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lockstep.formats import rounding
-from lockstep.formats.draws import HALF_UNIT, SHARE, UNIT, halves
-from lockstep.formats.rounding import Draws
+from lockstep.formats.rounding import HALF_UNIT, SHARE, UNIT, Draws, halves
 from lockstep.formats.table import EXPONENT_OF_FLOAT32, Format
 from lockstep.model.threefry import Key, encrypt
 
