@@ -59,8 +59,7 @@ def bernoulli(
         start: the index of the first element in the whole batch.
     """
     count = torch.arange(start, start + shape.numel(), dtype=torch.int64, device=device)
-    high, low = (count >> 32).int(), count.int()
-    encrypt(key, high, low)
+    high, low = encrypt(key, (count >> 32).int(), count.int())
     # 23 random bits become the mantissa of a float32 in [1, 2).
     bits = ((high ^ low) >> 9) & 0x7FFFFF | 0x3F800000
     uniform = bits.view(torch.float32) - 1.0

@@ -9,7 +9,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 Key = tuple[int, int]
 
 
-def encrypt(key: Key, high: Any, low: Any) -> None:
+def encrypt(key: Key, high: Any, low: Any) -> tuple[Any, Any]:
     """Encrypts int32 arrays, pairs of words, in place, in 20 rounds; bits equal JAX's."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
     high += _signed(keys[0])
@@ -23,6 +23,7 @@ def encrypt(key: Key, high: Any, low: Any) -> None:
             low ^= high
         high += _signed(keys[(group + 1) % 3])
         low += _signed(keys[(group + 2) % 3] + group + 1)
+    return high, low
 
 
 def _signed(word: int) -> int:
