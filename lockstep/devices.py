@@ -21,10 +21,6 @@ AMPERE, TENSOR_CORES = (8, 0), (7, 0)
 SINCE = {"float16": (5, 3), "bfloat16": AMPERE, "TF32": AMPERE}
 
 
-def has_no_fused_attention(dtype: str, d_head: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """The capabilities of a device that is here, or of an absent one. A model is built by them.
@@ -44,7 +40,7 @@ class Capabilities:
     tensor_cores: bool = False
     tf32: bool = False
     recipes: frozenset[str] = frozenset()
-    fused_attention: Callable[[str, int], bool] = has_no_fused_attention
+    fused_attention: Callable[[str, int], bool] = lambda dtype, d_head: False
 
     @classmethod
     def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":

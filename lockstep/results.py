@@ -37,17 +37,14 @@ def put(path: Path, rows: Iterable[Row]) -> None:
         UserError: it cannot be written, or is no file of results.
     """
     with durable.writing(str(path)), durable.lock(path.parent):
-        merged = {_key(row): row for row in [*_rows(path), *rows]}
+        every = [*_rows(path), *rows]
+        merged = {(row["name"], row["measured"]["device"]): row for row in every}
         durable.replace(path, "".join(json.dumps(row) + "\n" for row in merged.values()))
 
 
 def row(name: str, device: str, seconds: float | None = None, /, **figures: Any) -> Row:
     """Makes a row that is measured now."""
     return {"name": name, **figures, "measured": provenance.measured(device, seconds)}
-
-
-def _key(row: Row) -> tuple[str, str]:
-    return row["name"], row["measured"]["device"]
 
 
 def _rows(path: Path) -> list[Row]:

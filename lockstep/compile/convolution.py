@@ -17,18 +17,13 @@ def conv_size(module: Module, conv: Instruction) -> tuple[int, int, int]:
     lhs, rhs, out = found.groups()
     made = conv.shapes[0].dims
     k = right[rhs.index("i")]
-    window = _window(conv)
+    fields = FIELD.findall(conv.attribute("window"))
+    window = {name: value.split("x") for name, value in fields}  # a value for each axis
     for axis in range(len(made) - 2):
         number = str(axis)
         k *= _products(left[lhs.index(number)], made[out.index(number)],
                        {name: values[axis] for name, values in window.items()})  # fmt: skip
     return made[out.index("b")], made[out.index("f")], k
-
-
-def _window(conv: Instruction) -> dict[str, list[str]]:
-    """Reads a value for each axis, by field."""
-    fields = FIELD.findall(conv.attribute("window"))
-    return {name: value.split("x") for name, value in fields}
 
 
 def _products(size: int, outputs: int, window: dict[str, str]) -> int:

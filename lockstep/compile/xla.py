@@ -102,15 +102,11 @@ def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
     if library == BLOCKS:  # (batch, rows, sum) and (batch, columns, sum)
         (batch, m, k), n = left, right[1]
         return matmul_size(m, n, k, batch)
-    contracted, batched = (dot.numbers(f"lhs_{axes}_dim{s}") for axes, s in _axes(dot))
+    dims = "dims" if dot.opcode == "dot" else "dimensions"
+    contracted, batched = (dot.numbers(f"lhs_{axes}_{dims}") for axes in ("contracting", "batch"))
     k, batch = (prod(left[axis] for axis in axes) for axes in (contracted, batched))
     m, n = prod(left) // (k * batch), prod(right) // (k * batch)
     return matmul_size(m, n, k, batch)
-
-
-def _axes(dot: Instruction) -> tuple[tuple[str, str], tuple[str, str]]:
-    s = "s" if dot.opcode == "dot" else "ensions"
-    return ("contracting", s), ("batch", s)
 
 
 def allows_tf32(dot: Instruction) -> bool:
@@ -194,12 +190,10 @@ def state(module: Module) -> dict[int, Buffer]:
         if name.startswith("state"):
             shape = parameter.shapes[0]
             dtype = NAMES.get(shape.dtype, shape.dtype)
-            found[number] = Buffer(name, _part(name), dtype, shape.bytes, number in module.aliased)
+            parts = (part for field, part in STATE if re.search(rf"\.{field}\b", name))
+            part = next(parts, "counters")
+            found[number] = Buffer(name, part, dtype, shape.bytes, number in module.aliased)
     return found
-
-
-def _part(name: str) -> str:
-    return next((part for field, part in STATE if re.search(rf"\.{field}\b", name)), "counters")
 
 
 def atomics(ptx: str) -> dict[str, int]:

@@ -58,11 +58,6 @@ def _read(tokens: Any, numbers: np.ndarray, context: int) -> Batch:
     return split_tokens(rows.astype(np.int32))
 
 
-def window(tokens: Any, *, accum: int, **which: Any) -> Batch:
-    """Draws the N micro-batches of one optimizer step, (N, B, T)."""
-    return stack_batches([batch(tokens, micro_step=n, **which) for n in range(accum)])
-
-
 def of_step(config: Config, tokens: Any, step: int, own: np.ndarray | None = None) -> Batch:
     """Draw the window of one optimizer step of training, from 0; B of all devices."""
     return _draw(config, tokens, "train", step, config.optim.accum, own)
@@ -78,8 +73,11 @@ def _draw(
 ) -> Batch:
     """Draw a window; raise UserError for a token beyond the vocabulary, which no check has seen."""
     seed, size, context = config.optim.seed, config.global_batch_size, config.model.context
-    given: dict[str, Any] = {"seed": seed, "batch_size": size, "context": context, "own": own}
-    drawn = window(tokens, accum=count, split=split, step=step, **given)
+    drawn = stack_batches([
+        batch(tokens, seed=seed, split=split, step=step, micro_step=n, batch_size=size,
+              context=context, own=own)
+        for n in range(count)
+    ])  # fmt: skip
     largest = max(int(drawn.tokens.max()), int(drawn.targets.max()))
     vocab = config.model.vocab
     remedy = f"token {largest} is drawn, but --vocab is {vocab}; use {largest + 1} or more"

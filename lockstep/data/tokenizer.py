@@ -75,7 +75,9 @@ class FromFile:
         try:
             with open_regular(folder / "tokenizer.json", limit=LARGEST, links=links) as file:
                 content = file.read()
-            about = _read_about(folder / "tokenizer_config.json", links)
+            config, about = folder / "tokenizer_config.json", dict[str, Any]()
+            if config.exists():
+                about = read_json(config, limit=LARGEST, links=links, finite=False)
             template = chat.read_template(folder, about, links)
             special = dict(_special_tokens(about))
             self.inner = _ask(tokenizers.Tokenizer.from_str, content.decode())
@@ -139,10 +141,6 @@ def load(folder: str) -> Tokenizer:
         UserError: there is no tokenizer.json in it that can be read.
     """
     return FromFile(Path(folder)) if folder else Bytes()
-
-
-def _read_about(file: Path, links: bool) -> dict[str, Any]:
-    return read_json(file, limit=LARGEST, links=links, finite=False) if file.exists() else {}
 
 
 def _special_tokens(about: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -53,13 +53,10 @@ def _framework(f: Framework) -> Iterator[str]:
         yield from _line("device", _device(device))
     cuda = (f"{k} {' '.join(v) if isinstance(v, list) else v}" for k, v in f.cuda.items())
     yield from _line("CUDA", ", ".join(cuda))
-    yield from _line("processes", _through(f.collectives or []))
+    through = ", ".join(f.collectives or [])
+    yield from _line("processes", through and f"talk through {through}")
     switches = ", ".join(f"{name}={value}" for name, value in f.float32.items())
     yield from _line("float32", switches and f"{switches}; --policy sets it")
-
-
-def _through(names: list[str]) -> str:
-    return f"talk through {', '.join(names)}" if names else ""
 
 
 def _device(d: DeviceReport) -> str:

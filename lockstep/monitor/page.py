@@ -39,7 +39,8 @@ def page(histories: Sequence[History], gaps: Sequence[Gap]) -> str:
         *map(_gap, gaps),
         *[_chart(name, histories) for name in list(CHARTS)[2:]],
         *(drawn for run in histories for drawn in norms.charts(run)),
-        *_samples(histories),
+        *(folded(f"Sample of {run.name}", f"<pre>{escape(run.sample)}</pre>", True)
+          for run in histories if run.sample),
     ]  # fmt: skip
     return html.document(f"lockstep report: {count}", filter(None, parts))
 
@@ -71,7 +72,7 @@ def _chart(column: str, histories: Sequence[History]) -> str:
     title, unit, log = CHARTS[column]
     if column == "val_loss":
         lines = [
-            Line(f"{run.name} {name}".strip(), *_points(losses))
+            Line(f"{run.name} {name}".strip(), *map(np.array, zip(*sorted(losses.items()))))
             for run in histories
             for name, losses in run.evaluations.items()
         ]
@@ -92,11 +93,6 @@ def _count(steps: np.ndarray) -> str:
     return f"{len(steps):,} steps: {', '.join(map(str, steps[:SKIPS]))}{more}"
 
 
-def _points(losses: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    steps = sorted(losses)
-    return np.array(steps, np.int64), np.array([losses[step] for step in steps])
-
-
 def _gap(gap: Gap) -> str:
     known = {"gap": gap.gap, "noise envelope": gap.envelope, "called different": gap.allowed}
     lines = [Line(name, gap.steps, y) for name, y in known.items() if y is not None]
@@ -104,11 +100,3 @@ def _gap(gap: Gap) -> str:
     if not gap.gap.any():
         return f"<h2>Gap of the losses: {escape(gap.title)}</h2><p>equal bit for bit</p>"
     return f"{drawn}<p>{escape(gap.verdict)}</p>"
-
-
-def _samples(histories: Sequence[History]) -> list[str]:
-    return [
-        folded(f"Sample of {run.name}", f"<pre>{escape(run.sample)}</pre>", True)
-        for run in histories
-        if run.sample
-    ]

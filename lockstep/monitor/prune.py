@@ -37,7 +37,8 @@ def find_surplus(run: Path) -> Surplus:
     older = paths[: paths.index(good)] if good else []
     surplus = [path for path in older if path != best]
     surplus += [path for path in (run / "checkpoints").glob(".tmp-*") if not path.is_symlink()]
-    return Surplus(run, surplus, sum(map(_size, surplus)))
+    size = sum(file.lstat().st_size for path in surplus for file in path.rglob("*"))
+    return Surplus(run, surplus, size)
 
 
 def remove(surplus: Surplus) -> None:
@@ -55,7 +56,3 @@ def remove(surplus: Surplus) -> None:
             except OSError as error:
                 problem = f"cannot be deleted ({error.strerror}); make the run writable"
                 raise UserError(f"{path}: {problem}") from None
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*"))

@@ -87,16 +87,12 @@ def _prune(folder: Path, yes: bool) -> None:
     what = f"{count} checkpoints, {size / 1e6:,.1f} MB"
     if not count:
         print("nothing to delete")
-    elif yes or _agrees(f"delete {what}? [y/N] "):
+    elif yes or (can_answer() and input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")):
         for surplus in found:
             prune.remove(surplus)
         print(f"deleted: {what}")
     else:
         print(f"nothing is deleted; --yes deletes {what}")
-
-
-def _agrees(question: str) -> bool:
-    return can_answer() and input(question).strip().lower() in ("y", "yes")
 
 
 def can_answer() -> bool:

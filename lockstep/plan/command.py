@@ -27,7 +27,6 @@ from lockstep.plan import (
     world,
 )
 from lockstep.plan.recommend import Choice
-from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
@@ -153,10 +152,11 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
     )  # fmt: skip
     ordered = recommend.rank(found)
     rows = [describe(model, device, c) for c in recommend.rows(found)]
-    program = found[0].setting.program
+    first = (ordered or found)[0].setting
     result: dict[str, Any] = {
-        "framework": framework, "program": program, "rows": rows, "recommended": None,
-        "errors": errors(model, device, (ordered or found)[0].setting),
+        "framework": framework, "program": first.program, "rows": rows, "recommended": None,
+        "errors": {"time": _time_error(model, device, first.program),
+                   "memory": rates.find_memory_error(model, first)},
     }  # fmt: skip
     if ordered:
         best = ordered[0]
@@ -173,13 +173,8 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
     return result
 
 
-def errors(model: Shape, device: Device, s: Setting) -> dict[str, Any]:
-    """Returns the errors of a program's predictions, and the runs on which they were seen."""
-    memory_error = rates.find_memory_error(model, s)
-    return {"time": _time_error(model, device, s.program), "memory": memory_error}
-
-
 def _time_error(model: Shape, device: Device, program: str) -> dict[str, Any]:
+    """Returns the error of a program's predictions, and the runs on which it was seen."""
     return rates.find_error(device, program, model.weights)._asdict()
 
 

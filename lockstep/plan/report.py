@@ -221,22 +221,16 @@ def _row(row: dict[str, Any], unit: int) -> str:
     ).rstrip()  # fmt: skip
 
 
-def _what(framework: str, row: dict[str, Any]) -> str:
-    return f"{framework}, {row['policy']}, remat {row['remat']}, {row['accum']} x {row['rows']}: "
-
-
 def _measurement(framework: str, row: dict[str, Any]) -> str:
-    what = f"measured here: {_what(framework, row)}"
+    batch = f"{row['accum']} x {row['rows']}"
+    what = f"measured here: {framework}, {row['policy']}, remat {row['remat']}, {batch}: "
     if "failed" in row:
         return what + row["failed"]
     predicted = row.get("predicted_tokens_per_second")
     beside = "" if predicted is None else f" ({predicted:,.0f} predicted)"
-    rate = f"{row['tokens_per_second']:,.0f} tokens/s{beside}"
-    return what + f"{rate}, peak {_size(row['peak_bytes'])}"
-
-
-def _size(count: float) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+    peak = row["peak_bytes"]
+    size = f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB"
+    return f"{what}{row['tokens_per_second']:,.0f} tokens/s{beside}, peak {size}"
 
 
 def _meshes(plan: dict[str, Any]) -> str:
@@ -269,6 +263,7 @@ def proof(device: Device) -> str:
 def assumptions(device: Device) -> str:
     """Says where memory and seconds come from, and which of them are not measured."""
     narrow = ", ".join(name for name, roles in POLICIES.items() if roles.recipe)
+    share, nearest = rates.find(device), rates.NAMES[rates.nearest(device)]
     native = device.capabilities.recipes
     by_hand = "They are emulated, in at least fp32's memory and time"
     if native:
@@ -279,16 +274,11 @@ def assumptions(device: Device) -> str:
         "Assumed: these trainers, fused attention, float32 weights, moments and gradients; over "
         "several devices our own fsdp. Other programs need more or less.\n"
         f"Seconds: what must be multiplied and moved, at shares of the data sheet's rates that "
-        f"published runs on {' and '.join(rates.NAMES.values())} reach: {_shares(device)}.\n"
+        f"published runs on {' and '.join(rates.NAMES.values())} reach: here {nearest}'s, "
+        f"{share.rest:.0%}, and attention at {share.attention:.0%}.\n"
         f"This device: {proof(device)}.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4; of "
         "compiled torch counted. The command `compile` asks about one, --measure times the best "
         "here.\n"
         "docs/plan.md holds all of it against published runs, the worst first."
     )
-
-
-def _shares(device: Device) -> str:
-    share = rates.find(device)
-    name = rates.NAMES[rates.nearest(device)]
-    return f"here {name}'s, {share.rest:.0%}, and attention at {share.attention:.0%}"

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lockstep.config import PRESETS, ModelConfig, huggingface
 from lockstep.errors import require
@@ -57,8 +56,8 @@ def of(name: str, context: int | None) -> Shape:
         UserError: neither; or a config that is no decoder of the two families.
     """
     if name in PRESETS:
-        model = ModelConfig(model=name, **{**PRESETS[name], **_drop_none(context=context)})
-        return of_model(model)
+        fields = PRESETS[name] if context is None else {**PRESETS[name], "context": context}
+        return of_model(ModelConfig(model=name, **fields))
     path = Path(name) / CONFIG if Path(name).is_dir() else Path(name)
     remedy = f"neither a preset ({', '.join(PRESETS)}), nor a folder with {CONFIG}, nor its path"
     require(path.suffix == ".json", "--model", name, remedy)
@@ -86,7 +85,3 @@ def of_huggingface(path: Path, context: int | None) -> Shape:
     whole = replace(model, context=longest, window=0)
     positions = longest if whole.position == "learned" else 0
     return replace(of_model(model), positions=positions, weights=params.count(whole))
-
-
-def _drop_none(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -26,10 +26,6 @@ def keep(config: Config, run: Path) -> None:
             copy(names, Path(folder), run / FOLDER, links=True)
 
 
-def hand_on(run: Path, target: Path) -> None:
-    copy(MODEL + TOKENIZER, run / FOLDER, target, links=False)
-
-
 def copy(names: tuple[str, ...], source: Path, target: Path, *, links: bool) -> None:
     """Copy files that are there, and not yet in the target.
 

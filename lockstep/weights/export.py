@@ -114,7 +114,7 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _write_config(folder: Path, run: Path, model: ModelConfig, dtype: str) -> None:
-    about.hand_on(run, folder)
+    about.copy(about.MODEL + about.TOKENIZER, run / about.FOLDER, folder, links=False)
     content = huggingface.config_json(model, dtype)
     former = folder / about.CONFIG
     if former.exists():

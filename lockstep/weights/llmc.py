@@ -33,7 +33,7 @@ def open_file(path: Path) -> Source:
     """
     try:
         with open_regular(path, links=True) as stream:
-            header = read_header(stream)
+            header = np.frombuffer(stream.read(HEADER).ljust(HEADER, b"\0"), "<i4")
             size = stream.seek(0, 2)
     except (OSError, Refused) as error:
         raise UserError(f"--init {path}: {why(error)}; restore the files") from None
@@ -54,11 +54,6 @@ def open_file(path: Path) -> Source:
             return read_tensors(stream, HEADER, model, wanted, dtype)
 
     return Source(path, model, read)
-
-
-def read_header(stream: BufferedReader) -> np.ndarray:
-    """Reads the header, int32 (256,); zeros if the file is shorter."""
-    return np.frombuffer(stream.read(HEADER).ljust(HEADER, b"\0"), "<i4")
 
 
 def read_tensors(
