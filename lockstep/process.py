@@ -17,26 +17,11 @@ DOCUMENTS = ("docs", "README.md")  # and neither do the tables that are made of 
 NO_CHANGE: Mapping[str, str] = {}
 
 
-def run_module(
-    module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
-) -> subprocess.CompletedProcess[Any]:
-    """Runs `python -m MODULE WORDS` to its end; `changes` to the environment, options of
-    subprocess.
-    """
-    command, env = module_command(module, *words), environment(changes)
-    return subprocess.run(command, env=env, check=False, **options)
-
-
 def start_module(
-    module: str,
-    *words: str,
-    changes: Mapping[str, str] = NO_CHANGE,
-    python: str = sys.executable,
-    **options: Any,
+    module: str, *words: str, changes: Mapping[str, str] = NO_CHANGE, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Starts `python -m MODULE WORDS` and does not wait for it; `python`: another interpreter's."""
-    command = module_command(module, *words, python=python)
-    return subprocess.Popen(command, env=environment(changes), **options)
+    """Starts `python -m MODULE WORDS` with `changes` to the environment; does not wait for it."""
+    return subprocess.Popen(module_command(module, *words), env=environment(changes), **options)
 
 
 def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:

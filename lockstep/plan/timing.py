@@ -3,11 +3,12 @@
 import json
 import signal
 import statistics
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from lockstep.process import ROOT, last_line, run_module
+from lockstep.process import NO_CHANGE, ROOT, environment, last_line, module_command
 
 STEPS, WARMUP = 6, 2
 
@@ -23,7 +24,10 @@ def measure(command: list[str]) -> dict[str, Any]:
         out = Path(folder) / "run"
         words = [*flags, "--steps", str(STEPS), "--eval-every", "0", "--eval-batches", "1",
                  "--save-every", "0", "--out", str(out)]  # fmt: skip
-        done = run_module(module, *words, cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            module_command(module, *words), cwd=ROOT, env=environment(NO_CHANGE),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
         if done.returncode:
             return {"failed": _failure(done.returncode, done.stderr)}
         rows = [json.loads(line) for line in (out / "log.jsonl").read_bytes().splitlines()]
