@@ -42,8 +42,11 @@ def measure(cell: Cell) -> Result:
         seconds.append((time.perf_counter() - began) / cell.steps)
     on_cpu = about["platform"] == "cpu"
     peak = growth.bytes() if on_cpu else runner.peak_bytes()
-    needed = account(runner, config)
-    held = 0 if on_cpu else state_bytes(config)
+    # What one step needs beside its state; the peers do not say.
+    step_bytes = getattr(runner, "step_bytes", None)
+    needed = step_bytes(GPT.window(config, 0)) if step_bytes else None
+    model = shape.of_model(config.model)
+    held = 0 if on_cpu else memory.state_bytes(model, config.precision.roles)
     return {
         "about": about, "seconds": clock.laps, "seconds_per_step": seconds,
         "peak_bytes": peak, "reserved_bytes": None if on_cpu else reserved_bytes(),
@@ -96,17 +99,6 @@ def outcome(results: list[StepResult]) -> Result:
         "skipped": sum(result.skipped for result in results),
         "loss_scale": results[-1].loss_scale,
     }  # fmt: skip
-
-
-def account(runner: Runner, config: Config) -> int | None:
-    """Asks the framework what one step needs beside its state; the peers do not say."""
-    step_bytes = getattr(runner, "step_bytes", None)
-    return step_bytes(GPT.window(config, 0)) if step_bytes else None
-
-
-def state_bytes(config: Config) -> int:
-    """Weights and both moments."""
-    return memory.state_bytes(shape.of_model(config.model), config.precision.roles)
 
 
 def reserved_bytes() -> int | None:

@@ -4,6 +4,7 @@ A row that is in the file is not measured again, so an interrupted suite resumes
 tables are in FILE/report.md, without the suffix of FILE.
 """
 
+import os
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.jobs import Job, perform, relative_path, say
-from benchmarks.public_ports import measure
+from benchmarks.public_ports.programs import FOLDER
 from benchmarks.suites import SUITES
 from lockstep import results
 from lockstep.doctor import machine
@@ -121,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     require(given.minutes > 0, "--minutes", given.minutes, "must be above 0")
     if given.root:
         require(given.root.is_dir(), "--root", given.root, "no folder; name one with checkouts")
-        measure.set_folder(given.root)
+        os.environ[FOLDER] = str(given.root.resolve())  # for the jobs' processes, too
     suite = SUITES[given.name]
     every = [job for job in suite.jobs(device) if given.only in job.name]
     require(bool(every), "--only", given.only, "no job has that in its name")

@@ -1,6 +1,5 @@
 """Runs `lockstep check` on each public pair whose sources are there."""
 
-import os
 import subprocess
 import tempfile
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 from benchmarks.jobs import Job
 from benchmarks.public_ports.pairs import PAIRS
-from benchmarks.public_ports.programs import FOLDER, Source, checkout, write
+from benchmarks.public_ports.programs import Source, checkout, write
 from lockstep.check import compare, report
 from lockstep.errors import UserError
 from lockstep.results import Row
@@ -73,8 +72,3 @@ def summarise(root: dict[str, Any]) -> Row:
     kept = ("rung", "where", "direction", "figure", "cause")
     lines = [line.split("  ")[0] for line in root["lines"]]
     return {name: root[name] for name in kept} | {"lines": lines, "names": len(root["names"])}
-
-
-def set_folder(root: Path) -> None:
-    """Says to this process and to those of its jobs where the checkouts are."""
-    os.environ[FOLDER] = str(root.resolve())

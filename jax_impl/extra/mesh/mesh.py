@@ -54,7 +54,8 @@ class OnMesh(step.Trainer):
         after, metrics = super().step_function(state, window)
         # As the state came, so that it can be donated.
         after = jax.lax.with_sharding_constraint(after, shardings(after, self.mesh))
-        norms = jax.lax.with_sharding_constraint(metrics.norms, everywhere(self.mesh))
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        norms = jax.lax.with_sharding_constraint(metrics.norms, everywhere)
         return after, metrics._replace(norms=norms)
 
 
@@ -88,10 +89,6 @@ def own_rows(count: int, mesh: Mesh | None) -> np.ndarray | None:
 def divided_rows(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     divides = shape[-2] % mesh.size == 0
     return PartitionSpec(*[None] * (len(shape) - 2), AXES) if divides else PartitionSpec()
-
-
-def everywhere(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def whole(tensors: Any) -> Any:
