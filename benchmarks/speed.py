@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.cells import CONTENDERS, SMALL, Cell, Flags
+from benchmarks.cells import CONTENDERS, SMALL, Cell
 from benchmarks.measure import take
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
@@ -68,8 +68,8 @@ RACES = [
 class Racer(Worker):
     """A contender in a process of its own, which answers with the seconds of a turn."""
 
-    def __init__(self, contender: str, policy: str, model: Flags = SMALL) -> None:
-        flags = {**model, "batch_size": 4, "policy": policy, "steps": 10_000}
+    def __init__(self, contender: str, policy: str) -> None:
+        flags = {**SMALL, "batch_size": 4, "policy": policy, "steps": 10_000}
         words = [contender, json.dumps(flags)]
         connect = partial(start_service, "benchmarks.speed", *words)
         super().__init__(f"{contender} in {policy}", connect)

@@ -53,7 +53,7 @@ def run(config: Config, frameworks: list[str], out: Path | None, say: Say) -> No
                 say(f"written: {out}")
 
 
-def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:
+def strict_case(a: Side, b: Side, config: Config) -> Case:
     """Makes the configuration in which errors are measured.
 
     Raises:
@@ -64,7 +64,7 @@ def strict_case(a: Side, b: Side, config: Config, seed: int = 0) -> Case:
     scale = min(config.precision.loss_scale_init, DEFAULTS["loss_scale_init"])
     plain = {"remat": "none", "layers": "unroll", "accum": 1, "dropout": 0.0}
     strict = config.replace(numerics="strict", attention="auto", loss_scale_init=scale, **plain)
-    return Case(pair=GPT, a=a, b=b, config=strict, seed=seed)
+    return Case(pair=GPT, a=a, b=b, config=strict)
 
 
 def error_of(side: Side, case: Case) -> Callable[[list[str]], Errors]:

@@ -27,10 +27,10 @@ class World(Side):
     has one process for each device. All answer.
     """
 
-    def __init__(self, home: Side, mesh: Mesh, *, variant: str = "") -> None:
+    def __init__(self, home: Side, mesh: Mesh) -> None:
         super().__init__(
-            home.framework, home.module, variant=variant or home.variant,
-            environment=home.environment, python=home.python,
+            home.framework, home.module, variant=home.variant, environment=home.environment,
+            python=home.python,
         )  # fmt: skip
         self.mesh = mesh
         self.ranks: list[Worker] = []
