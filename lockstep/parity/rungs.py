@@ -87,7 +87,7 @@ def gradients(case: Case) -> Iterator[Finding]:
     rounding = case.compute if case.config.chunks > 1 else "float32"
 
     def trained(side: Side, state: TrainState) -> Arrays:
-        return case.comparable(side.gradients(one, state, batches))
+        return case.comparable(side.loss_and_grads(one, state, batches)[1])
 
     def tapped(side: Side, state: TrainState) -> Arrays:
         return case.comparable(side.traces(plain, state, batches).grads)

@@ -107,14 +107,11 @@ class Side:
         fields = ("activations", "activation_grads", "grads")
         return Traces(np.array(header["loss"]), *(group(arrays, field) for field in fields))
 
-    def gradients(self, config: Config, state: TrainState, batches: Batch) -> Arrays:
-        """Gets gradients of the training program on (K, B, T) batches; K becomes the last axis."""
-        return self.loss_and_grads(config, state, batches)[1]
-
     def loss_and_grads(
         self, config: Config, state: TrainState, batches: Batch
     ) -> tuple[np.ndarray, Arrays]:
-        """Gets the gradients of (K, B, T) batches, and the losses (K,)."""
+        """Gets the losses (K,) of the training program on (K, B, T) batches, and the gradients, of
+        which K is the last axis."""
         header, arrays = self.ask("gradients", config, state, batches)
         return np.array(header["loss"]), arrays
 

@@ -8,9 +8,9 @@ import importlib
 import importlib.util
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,8 @@ KEPT = 10  # built twins: compiling one takes seconds, and a case has a dozen co
 
 class Server:
     def __init__(self, module: str) -> None:
-        self.build: Callable[[Config], Twin] = importlib.import_module(module).build
-        self.twins: OrderedDict[str, Twin] = OrderedDict()
-
-    def twin(self, config: Config) -> Twin:
-        """Returns the built twin of a config; the least recently used one is dropped."""
-        key = repr(config)
-        if key not in self.twins:
-            while len(self.twins) >= KEPT:
-                self.twins.popitem(last=False)
-            self.twins[key] = self.build(config)
-        self.twins.move_to_end(key)
-        return self.twins[key]
+        build: Callable[[Config], Twin] = importlib.import_module(module).build
+        self.twin = lru_cache(KEPT)(build)
 
     def answer(self, header: dict[str, Any], arrays: Arrays) -> Message:
         twin = self.twin(Config.from_json(header["config"]))

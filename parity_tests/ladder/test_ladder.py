@@ -195,6 +195,7 @@ def test_a_magnified_gradient_overflows_alone(sides: tuple[Side, Side]) -> None:
     scale = automaton.largest_scale(case.a, case.config, start, window) / 4
     states = {"": start, **GPT.magnified(start)}
     for weight, state in states.items():
-        grads = case.a.gradients(case.config, replace(state, loss_scale=scale), window.select(0))
+        scaled = replace(state, loss_scale=scale)
+        _, grads = case.a.loss_and_grads(case.config, scaled, window.select(0))
         overflowing = [name for name, grad in grads.items() if not np.isfinite(grad).all()]
         assert overflowing == [weight] * bool(weight)
