@@ -350,12 +350,7 @@ BUGS: list[Bug] = [
 ]
 # fmt: on
 
-# Semantics-preserving variants, by twin: the ladder must call none of them different. Those of
-# several devices are for rung 11.
-WORLD_REWRITES: dict[str, tuple[str, ...]] = {
-    "jax": ("devices-reversed",),
-    "torch": ("small-buckets", "reduced-with-every-micro-batch"),
-}
+# Semantics-preserving variants, by twin: the ladder must call none of them different.
 REWRITES: dict[str, tuple[str, ...]] = {
     "jax": (
         "qkv-split", "linear-by-einsum", "linear-in-halves", "plain-affine", "attention-by-vmap",

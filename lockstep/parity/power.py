@@ -75,11 +75,6 @@ def examine_sound(bug: Bug, others: dict[str, Side], device: str) -> Verdict:
     return climb(RUNGS[bug.rung - 1], case).verdict
 
 
-def controls(bugs: Iterable[Bug]) -> dict[str, Bug]:
-    """Picks one bug for each distinct rung and flags."""
-    return {control_name(bug): bug for bug in reversed([*bugs])}
-
-
 def control_name(bug: Bug) -> str:
     """Names the rung and the flags under which the sound pair must be equal."""
     flags = (f"{name}={value}" for name, value in sorted(bug.flags.items()))

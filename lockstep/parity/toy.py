@@ -30,9 +30,6 @@ GROUPED: dict[str, Any] = {
     "schedule": "linear",
 }  # fmt: skip
 
-# Some of the linear layers, some of these, and some of the parameters.
-ADAPTED, ADAPTED_FROZEN, FROZEN = "*.qkv,*.mlp", "*.mlp", "embed,*.attn,*.norm1"
-
 
 def toy(family: str = "tiny", **flags: Any) -> Config:
     """Makes a config of three narrow layers, strict numerics, clipping active, dropout 0."""

@@ -79,13 +79,8 @@ def attends_in_single(s: Setting) -> bool:
     return s.framework == "torch" and s.roles.compute == "float32"
 
 
-def flops(shape: Shape, s: Setting) -> float:
-    """Counts the FLOPs of all matmuls of a step, including recomputed ones."""
-    return sum(by_kind(shape, s))
-
-
 def by_kind(shape: Shape, s: Setting) -> tuple[float, float]:
-    """Counts the FLOPs of linear layers and of attention.
+    """Counts the FLOPs of linear layers and of attention, including recomputed ones.
 
     A fused kernel skips the scores that a causal mask hides, blocks of queries most of them.
     """

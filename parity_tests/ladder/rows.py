@@ -5,10 +5,11 @@ from itertools import combinations, product
 from typing import Any
 
 from lockstep.parity.matrix import FACTORS, Row
-from lockstep.parity.toy import ADAPTED, ADAPTED_FROZEN, FROZEN
 
 FULL = {**FACTORS, "accum": (1, 4, 8)}
 IN_TURN = ("layers", "loss_chunks")
+# Some of the linear layers, some of these, and some of the parameters.
+ADAPTED, ADAPTED_FROZEN, FROZEN = "*.qkv,*.mlp", "*.mlp", "embed,*.attn,*.norm1"
 
 # On a CPU tf32 is fp32's program with every operand rounded, by one function for all matmuls: one
 # row, and the rungs that see the backward pass, what is recomputed, and whole runs. The rest is
