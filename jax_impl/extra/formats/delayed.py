@@ -80,7 +80,7 @@ class Delayed(step.Trainer):
     ) -> tuple[Carry, Array]:
         self.known = self.scales(state)
         carry, (losses, found) = super().accumulate(state, window, scale)
-        self.found = {name: amaxes.max(0) for name, amaxes in found.items()}  # of (N, 3)
+        self.found = join(found)
         return carry, losses
 
     def backward(
@@ -104,3 +104,8 @@ class Delayed(step.Trainer):
 def make_scales(histories: Named, loss_scale: Array) -> Named:
     """Returns each layer's scales (3,)."""
     return {name + SCALES: ROUNDING.scales(x, loss_scale) for name, x in histories.items()}
+
+
+def join(found: Named) -> Named:
+    """The largest amaxes (3,) of the micro-batches' (N, 3)."""
+    return {name: amaxes.max(0) for name, amaxes in found.items()}
