@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.check.causes import optimizer
-from lockstep.check.causes.rules import BF16, TRUST
+from lockstep.check.causes import differ, optimizer, solve
+from lockstep.check.causes.rules import BF16, L2, TRUST
 from lockstep.check.locate import Root
 from lockstep.check.rungs import Spot
 from lockstep.judge.verdict import check_bound
@@ -57,14 +57,14 @@ def by_optax(transform: Any) -> Step:
 
 def history(
     make: Callable[[], Step], n: int = 1, scale_of: dict[str, float] | None = None
-) -> optimizer.History:
+) -> solve.History:
     """Returns what a recording feeds and what the optimizer does, changes rounded as weights.
 
     Args:
         scale_of: of some tensors' gradients.
     """
     labels = SCALES if n == 1 else {"cycles": tuple(s for s in CYCLES for _ in range(n))}
-    found: optimizer.History = {}
+    found: solve.History = {}
     for label, scales in labels.items():
         step, weights, fed = make(), draw(1), []
         parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in SHAPES}
@@ -76,7 +76,7 @@ def history(
                 kept.append((weights[name], grads[name], change[name]))
             fed.append(grads)
             weights = {name: x + change[name] for name, x in weights.items()}
-        found[label] = {name: optimizer.sequence(kept, fed, n) for name, kept in parts.items()}
+        found[label] = {name: solve.sequence(kept, fed, n) for name, kept in parts.items()}
     return found
 
 
@@ -108,7 +108,7 @@ TORCH: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", TORCH)
 def test_a_rule_of_torch_is_found(name: str) -> None:
     make, expected = TORCH[name]
-    (found,) = optimizer.find_rules(history(lambda: by_torch(make)))
+    (found,) = solve.find_rules(history(lambda: by_torch(make)))
     assert found.options.items() >= expected.items(), found.options
     assert set(found.rate) == set(SHAPES)
 
@@ -146,7 +146,7 @@ def test_a_rule_of_optax_is_found(name: str) -> None:
     jax = pytest.importorskip("jax")
     with jax.enable_x64(True):
         transform, expected = optaxs()[name]
-        found = optimizer.find_rules(history(lambda: by_optax(transform)))
+        found = solve.find_rules(history(lambda: by_optax(transform)))
     assert len(found) == 1
     assert found[0].options.items() >= expected.items(), found[0].options
 
@@ -161,7 +161,7 @@ def test_updates_relative_to_a_fused_tensor_are_found_in_its_parts() -> None:
         for name, part in (("a", slice(12)), ("b", slice(12, None))):
             flat = {of: getattr(wide, of)[:, part] for of in ("weights", "grads", "changes")}
             rows[name] = replace(wide, **flat, whole=np.zeros(0))
-    (rule,) = optimizer.find_rules(found)
+    (rule,) = solve.find_rules(found)
     assert rule.options[TRUST] and rule.rate == dict.fromkeys(rule.rate, pytest.approx(0.01))
 
 
@@ -171,7 +171,7 @@ def test_no_rule_is_found_where_none_is() -> None:
     def cubed(weights: Arrays, grads: Arrays) -> Arrays:
         return {name: -1e-3 * np.cbrt(g) * np.sin(weights[name]) for name, g in grads.items()}
 
-    assert optimizer.find_rules(history(lambda: cubed)) == []
+    assert solve.find_rules(history(lambda: cubed)) == []
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -318,15 +318,15 @@ def test_a_sign_rule_is_that_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> 
     for name, shape in (("long", (9, 40)), ("tall", (11, 30))):
         monkeypatch.setitem(SHAPES, name, shape)
     theirs, ours = (history(partial(lion, *b)) for b in ((0.9, 0.98), (0.98, 0.9)))
-    rules = optimizer.find_rules(theirs)
-    found = optimizer.compare(rules, optimizer.find_rules(ours, tuple(rules)))
+    rules = solve.find_rules(theirs)
+    found = differ.compare(rules, solve.find_rules(ours, tuple(rules)))
     assert found and found.text == "beta1 0.98, for 0.9; beta2 0.9, for 0.98"
 
 
 def test_a_tensor_without_gradient_has_the_decay_of_others() -> None:
     """A key's bias: its gradient is rounding, and its weight decays."""
 
-    def decaying(names: tuple[str, ...]) -> optimizer.History:
+    def decaying(names: tuple[str, ...]) -> solve.History:
         def make() -> Step:
             rule = by_torch(lambda p: torch.optim.Adam(p, 1e-3))
 
@@ -339,8 +339,8 @@ def test_a_tensor_without_gradient_has_the_decay_of_others() -> None:
         return history(make, scale_of={"thin": 1e-17})
 
     both = decaying(tuple(SHAPES)), decaying(("wide", "pairs"))
-    theirs, ours = map(optimizer.find_rules, both)
-    found = optimizer.compare(theirs, ours)
+    theirs, ours = map(solve.find_rules, both)
+    found = differ.compare(theirs, ours)
     assert found and found.text == "weight decay 0, for 0.1, of thin"
 
 
@@ -354,31 +354,31 @@ def test_a_clip_of_another_kind_is_told_without_its_epsilon() -> None:
         return step
 
     both = history(by_value), history(lambda: clipping(adamw, together=True))
-    theirs, ours = map(optimizer.find_rules, both)
-    found = optimizer.compare(theirs, ours)
+    theirs, ours = map(solve.find_rules, both)
+    found = differ.compare(theirs, ours)
     assert found and found.text == "clip norm 0.5, for value 0.5"
 
 
 def test_optaxs_clip_without_epsilon_is_no_part_of_another_cause() -> None:
-    options = {"rule": "SGD", "clip": "norm 1", optimizer.L2: 0.0}
-    rules = [optimizer.Rule({**options, "clip's epsilon": eps, "momentum": momentum}, [0.1],
+    options = {"rule": "SGD", "clip": "norm 1", L2: 0.0}
+    rules = [solve.Rule({**options, "clip's epsilon": eps, "momentum": momentum}, [0.1],
                             {"a": 0.0}, {"a": 0.1}, {"a": 0.0})
              for eps, momentum in ((1e-6, 0.9), (0.0, 0.8))]  # fmt: skip
     for by_optax, said in ((True, "momentum 0.8, for 0.9"),
-                           (False, f"{optimizer.NO_EPSILON}; momentum 0.8, for 0.9")):  # fmt: skip
-        found = optimizer.compare([rules[0]], [rules[1]], 1, by_optax)
+                           (False, f"{differ.NO_EPSILON}; momentum 0.8, for 0.9")):  # fmt: skip
+        found = differ.compare([rules[0]], [rules[1]], 1, by_optax)
         assert found and found.text == said
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_a_difference_is_said(name: str) -> None:
     n, theirs, ours, said, entry = DIFFERENCES[name]
-    rules = [optimizer.find_rules(history(make, n)) for make in (theirs, ours)]
-    found = optimizer.compare(rules[0], rules[1], n)
+    rules = [solve.find_rules(history(make, n)) for make in (theirs, ours)]
+    found = differ.compare(rules[0], rules[1], n)
     assert found and said in found.text and found.entry == entry, found
     assert "learning rate 0," not in found.text  # of a tensor whose rule is another
-    assert optimizer.compare(rules[0], rules[0], n) is None
-    assert optimizer.compare(rules[1], rules[1], n) is None
+    assert differ.compare(rules[0], rules[0], n) is None
+    assert differ.compare(rules[1], rules[1], n) is None
 
 
 OF_OPTAX = {
@@ -394,10 +394,10 @@ OF_OPTAX = {
 def test_what_optax_does_otherwise_is_said(name: str) -> None:
     jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
     theirs, ours, said = OF_OPTAX[name]
-    rules = optimizer.find_rules(history(lambda: by_torch(theirs)))
+    rules = solve.find_rules(history(lambda: by_torch(theirs)))
     with jax.enable_x64(True):
-        other = optimizer.find_rules(history(lambda: by_optax(ours(optax))), tuple(rules))
-    found = optimizer.compare(rules, other, by_optax=True)
+        other = solve.find_rules(history(lambda: by_optax(ours(optax))), tuple(rules))
+    found = differ.compare(rules, other, by_optax=True)
     assert found and found.text == said
 
 
@@ -416,7 +416,7 @@ def test_the_lines_that_take_adagrads_place_are_torch_s() -> None:
 
 @pytest.mark.parametrize(("cause", "framework", "size", "expected"), [
     (optimizer.EPSILON_INSIDE, "jax", 1e-4, True), (optimizer.EPSILON_INSIDE, "jax", 1e-3, False),
-    (optimizer.NO_EPSILON, "jax", 1e-6, True), (optimizer.NO_EPSILON, "torch", 1e-6, False),
+    (differ.NO_EPSILON, "jax", 1e-6, True), (differ.NO_EPSILON, "torch", 1e-6, False),
 ])  # fmt: skip
 def test_what_a_library_has_no_argument_for_is_no_fault_while_slight(
     cause: str, framework: str, size: float, expected: bool
