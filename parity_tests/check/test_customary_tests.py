@@ -42,6 +42,14 @@ class Change(NamedTuple):
     new: str
 
 
+class Reference(NamedTuple):
+    """A program as it is, and what `check` notes of it beside itself."""
+
+    file: Path
+    trace: Trace
+    notes: set[str]
+
+
 def bug(name: str) -> Change:
     mutant = next(each for each in BUGS if each.name == name)
     return Change(mutant.example, mutant.old, mutant.new)
@@ -91,13 +99,13 @@ def changed(change: Change, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Trace]]:
-    """The file and the trace of each program as it is."""
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     found = {}
     for name in {change.program for change in MISTAKES.values()}:
         folder = tmp_path_factory.mktemp(name)
         trace = record(text_of(name), folder, curve=5)
-        found[name] = folder / "ref.py", trace
+        notes = check_inside(trace, folder / "ref.py").notes
+        found[name] = Reference(folder / "ref.py", trace, {*notes})
     return found
 
 
@@ -111,12 +119,12 @@ def row_of(mistake: str) -> list[str]:
 @tier("rest", guard="the mutants, and the causes in test_causes.py")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_who_notices_a_mistake_is_as_the_document_says(
-    mistake: str, references: dict[str, tuple[Path, Trace]], tmp_path: Path
+    mistake: str, references: dict[str, Reference], tmp_path: Path
 ) -> None:
-    file, trace = references[MISTAKES[mistake].program]
+    file, trace, notes = references[MISTAKES[mistake].program]
     port = changed(MISTAKES[mistake], tmp_path)
     result = check_inside(trace, port)
-    noted = {*result.notes} - {*check_inside(trace, file).notes}
+    noted = {*result.notes} - notes
     ours = "no, a note" if noted else "no"
     if found := result.roots or result.beside:
         where = "" if result.roots else ", beside the verdict"
