@@ -365,8 +365,11 @@ class _Walk:
         found = self.fits.matching(number, fresh, unknown)
         if not found and len(unknown) == 1:
             parted = self._parted(number, fresh, {*self.fits.shape(unknown[0])})
+            held = {m: self.fits.held(self.reference.frontiers(m)[0]) for m in fresh}
+            first = {elements_of(held[m]): m for m in reversed(fresh)}  # of each tensor's uses
+            others = sorted(first.values())
             for count in (2, 3, 4):
-                for group in islice(combinations(fresh, count), GROUPS):
+                for group in islice(combinations(others, count), GROUPS):
                     for parts in (parts for parts in parted if len(parts) == count):
                         found += self.fits.matching_parts(number, group, unknown[0], parts)
                     if not parted:

@@ -96,6 +96,28 @@ PAIRS = {
         ),
         {"kv": ["k.weight", "v.weight"], "q": ["q.weight"], "o": ["o.weight"]},
     ),
+    "learned queries that meet the same keys twice": Pair(
+        (
+            "self.z, self.n, self.q, self.at_k, self.at_v, self.o = P(T, D), nn.LayerNorm(D), *(nn.Linear(D, D) for _ in range(4))",
+            "z = self.z.expand(B, -1, -1)\n"
+            "for _ in range(2):\n"
+            "    z = z + self.o((self.q(self.n(z)) @ self.at_k(x).mT / D**0.5).softmax(-1) @ self.at_v(x))\n"
+            "return z",
+        ),
+        (
+            "self.a, self.at_kv, self.c, self.d, self.e = P(T, D), nn.Linear(D, 2 * D), nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D)",
+            "z = self.a.expand(B, -1, -1)\n"
+            "for _ in range(2):\n"
+            "    z = z + self.d(F.scaled_dot_product_attention(self.c(self.e(z))[:, None], *self.at_kv(x)[:, None].chunk(2, -1))[:, 0])\n"
+            "return z",
+        ),
+        {
+            "a": ["z"],
+            "at_kv.weight": ["at_k.weight", "at_v.weight"],
+            "c.weight": ["q.weight"],
+            "d.weight": ["o.weight"],
+        },
+    ),
     "siblings of one shape": Pair(
         (
             "self.gate, self.up, self.down = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)",
