@@ -270,3 +270,16 @@ def test_a_late_difference_of_more_than_a_rate_is_told() -> None:
     )
     found = root_of("1", "1", ("    opt.step()", other))
     assert not found.cause and "more differs than a rate" in found.hints[0]
+
+
+def test_the_rule_of_other_tensors_is_not_told_of_those_that_differ() -> None:
+    step = "    opt.step()\n"
+    own = """    with torch.no_grad():
+        model.a.weight.sub_(1e-3 * torch.linalg.svd(model.a.weight.grad)[0] @ torch.eye(4, 6))
+"""
+    program = PROGRAM.replace(step, own + step).replace("RATE", "1")
+    program = program.replace('{"params": wide, "weight_decay": 0.2}, ', "")
+    result = compare(program, program.replace("1e-3 * torch.lin", "2e-3 * torch.lin"), curve=6)
+    (root,) = result.roots
+    assert root.where.startswith("optimizer: a.weight,") and not root.cause
+    assert root.hints[-1].startswith("the reference fits no rule; the port fits no rule; gradi")

@@ -69,9 +69,12 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
 
 
 def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
-    """Says what is known without a cause: whose rule was found, how the first update differs."""
-    said = [f"the {side} is {tell_rule(rules[0].options)}" if rules else f"the {side} fits no rule"
-            for side, rules in (("reference", theirs), ("port", ours))]  # fmt: skip
+    """Says what is known without a cause: each side's rule of the tensors that differ, if one was
+    found; how the first update differs."""
+    wrong, said = {spot.detail for spot in root.spots}, []
+    for side, rules in (("reference", theirs), ("port", ours)):
+        told = [tell_rule(rule.options) for rule in rules if wrong & rule.rate.keys()]
+        said.append(f"the {side} is {told[0]}" if told else f"the {side} fits no rule")
     spot = next((s for s in root.spots if s.ours is not None and s.theirs is not None), None)
     if spot is None or spot.ours is None or spot.theirs is None:
         return "; ".join(said)
