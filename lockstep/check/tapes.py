@@ -17,6 +17,7 @@ from lockstep_recorder.operations import COLUMNS, labels_of
 from lockstep_recorder.recording import prefixed
 from lockstep_recorder.wire import group
 
+USES = 8  # values made of the batch, of which one has a line
 EQUAL = 1e-9  # relative: of figures whose sums are taken in another order
 
 
@@ -88,9 +89,11 @@ class SideTape(Graph):
         return f"{value.op}{of}" + (f"; {', '.join(attributes)}" if attributes else "")
 
     def line(self, number: int) -> str:
-        """Finds the line of an operation, or of the last before it that has one."""
+        """Finds the line of an operation, or of the last before it that has one; of the batch,
+        that of its first use."""
         above = sorted((n for n in self.above([number]) if self.is_data(n)), reverse=True)
-        lines = (self.values[n].line for n in (number, *above))
+        below = self.below(number, USES) if self.values[number].op == "batch" else []
+        lines = (self.values[n].line for n in (number, *above, *below))
         return next(filter(None, lines), "")
 
     def is_float(self, number: int) -> bool:

@@ -107,6 +107,9 @@ BEHIND = {
     "another part of a value": (
         "a, b, c = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()",
         [("a, b, c = ", "b, c, a = ")]),
+    "an input that one side leaves out": (
+        "y = x * ids.unsqueeze(-1)\nreturn y.tanh()",
+        [("ids.unsqueeze(-1)", "x.argmax(-1, True)")]),
 }  # fmt: skip
 
 
