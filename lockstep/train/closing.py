@@ -58,13 +58,21 @@ def sample_lines(
     stream = isinstance(data.train, np.ndarray) and data.vocab <= corpus.BYTES
     if not (stream and math.isfinite(losses[max(losses)])):
         return []
-    prompt = b"def " if config.data.data == "stdlib" else bytes(data.val[:8])
-    drawn = sampling.sample(twin, prompt, length=160, context=config.model.context)
-    written = sampling.to_terminal(prompt + bytes(drawn))
+    written = sample(config, twin, data)
     if file:
         with contextlib.suppress(OSError):
             durable.replace(file, written)
-    return ["a sample:", *(f"  | {line}" for line in written.split("\n")), ""]
+    return ["a sample:", *_quote(written), ""]
+
+
+def sample(config: Config, twin: Twin, data: Corpus) -> str:
+    prompt = b"def " if config.data.data == "stdlib" else bytes(data.val[:8])
+    written = sampling.sample(twin, prompt, length=160, context=config.model.context)
+    return sampling.to_terminal(prompt + bytes(written))
+
+
+def _quote(text: str) -> list[str]:
+    return [f"  | {line}" for line in text.split("\n")]
 
 
 def command(module: str, config: Config) -> str:

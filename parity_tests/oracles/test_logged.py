@@ -226,7 +226,8 @@ def check_command(name: str, folder: Path) -> None:
         assert started.partition(" ")[2] == (LAUNCHER if several else "")
         given = vars(trainers.trainer_parser(module).parse_args(shlex.split(words)))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trainers.twin, "device_count", lambda framework, device: 8)
+            own = trainers.twin.module(framework)
+            patch.setattr(own, "device_count", lambda device: 8)
             assert trainers.resolve_config(framework, given) == config
 
 
