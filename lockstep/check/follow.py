@@ -27,7 +27,7 @@ from lockstep.check.tapes import (
 )
 from lockstep.check.turns import turns
 from lockstep.model.params import Arrays
-from lockstep_recorder.operations import marginals
+from lockstep_recorder.operations import COLUMNS, fingerprint, marginals
 
 AHEAD = 24  # values made of an operation in which a guess must be confirmed
 FURTHEST = 240  # values behind an operation in which these are sought
@@ -76,17 +76,21 @@ class Followed:
         return [names[owner] for owner in dict.fromkeys(owners.tolist())]
 
 
-def follow(reference: RecordedTape, port: LiveTape, weights: Arrays) -> Followed:
+def follow(
+    reference: RecordedTape, port: LiveTape, weights: Arrays, buffers: Arrays | None = None
+) -> Followed:
     """Walks the port's tape with the reference's weights.
 
     Args:
         reference: its tape was recorded with these weights.
         port: its tape was made with its own weights and the same batch.
         weights: the reference's.
+        buffers: the port's tensors that are no parameters. Those that the reference computes, such
+            as a table of positions, keep their values and need no partner.
     """
     found: list[Followed] = []
     for tolerance in (EQUAL, ROUNDED):  # such as of a table that one side made in float32
-        walk = _Walk(reference, port, weights, tolerance)
+        walk = _Walk(reference, port, weights, buffers or {}, tolerance)
         walk.go()
         found.append(walk.result())
         if found[-1].equal or not (found[-1].open or walk.is_near(ROUNDED)):
@@ -131,10 +135,14 @@ class Fork:
 
 class _Walk:
     def __init__(
-        self, reference: RecordedTape, port: LiveTape, weights: Arrays, tolerance: float
-    ) -> None:
+        self, reference: RecordedTape, port: LiveTape, weights: Arrays, buffers: Arrays,
+        tolerance: float,
+    ) -> None:  # fmt: skip
         self.reference, self.port = reference, port
-        self.flat = np.concatenate([np.ravel(weights[n]) for n in reference.names] or [np.zeros(0)])
+        self.constants = _constants(reference, port, buffers)
+        elements = [np.ravel(weights[name]) for name in reference.names]
+        elements += [np.ravel(x) for x in self.constants.values()]
+        self.flat = np.concatenate(elements or [np.zeros(0)])
         self.known = Known(reference.data, reference.rows, tolerance)
         self.fits = Fits(reference, port, self.known, self.flat)
         self.users: dict[int, list[int]] = {}
@@ -145,6 +153,11 @@ class _Walk:
         begun = {n for n, v in enumerate(port.values) if v.op == "batch"}
         self.now = Progress(np.full(port.starts[-1], OPEN), np.zeros(self.flat.size, bool), begun,
                          {}, {})  # fmt: skip
+        at = int(reference.starts[-1])
+        for name, x in self.constants.items():  # behind the reference's elements
+            start = port.starts[port.names.index(name)]
+            self.now.source[start : start + x.size] = np.arange(at, at + x.size)
+            at += x.size
         self.order: list[tuple[list[int], int]] = [([], -1)]  # (values, the meeting after them)
         for n in port.data:
             if n not in begun:
@@ -157,6 +170,7 @@ class _Walk:
         self.indexes = names.align_indexes(*sides)  # of the port's tensors, of the reference's
         self.choices: list[Fork] = []
         self.permuted: set[str] = set()
+        self.apart: list[np.ndarray] = []  # fingerprints of values that are none of the reference's
         self.returns, self.failures = RETURNS, 0
 
     def go(self) -> None:
@@ -192,8 +206,7 @@ class _Walk:
     def is_near(self, tolerance: float) -> bool:
         """Says if a value that is none of the reference's is so within another tolerance."""
         known = Known(self.reference.data, self.reference.rows, tolerance)
-        apart = [row for n, row in self.now.rows.items() if not self.now.alike[n]]
-        return bool(apart) and any(known.find_each(np.array(apart)))
+        return bool(self.apart) and any(known.find_each(np.array(self.apart)))
 
     def _return(self) -> int | None:
         """Takes the next candidate of the last choice that has one; returns its place."""
@@ -257,6 +270,8 @@ class _Walk:
                         and (are_alike(now.rows[d][None], row, self.known.tolerance)[0])
                     ):
                         now.alike[n] = now.met[n] = now.alike[d]
+            if not now.alike[n]:
+                self.apart.append(row)
 
     def _meet(self, at: int, number: int) -> bool:
         """Pairs the tensors that an operation meets, and plays it; False where values part."""
@@ -754,9 +769,12 @@ class _Walk:
             name: self.now.source[a:b].reshape(self.port.values[self.port.numbers[name]].shape)
             for name, a, b in zip(names, starts, starts[1:])
         }
+        for name in self.constants:
+            source[name][...] = OPEN
         used = self.port.needed & set(self.port.numbers.values())
         unused = [name for name in names if self.port.numbers[name] not in used]
-        open_ = [n for n in names if n not in unused and (source[n] == OPEN).all()]
+        alone = {*unused, *self.constants}
+        open_ = [n for n in names if n not in alone and (source[n] == OPEN).all()]
         reference = self.reference
         equal = reference.loss in self.now.met.get(self.port.loss, []) and not self.now.replaced
         parts = [] if equal else find_parts(
@@ -768,6 +786,22 @@ class _Walk:
             open_, unused, parts, equal, self.now.guessed,
             frozenset(self.permuted), self.now.met,
         )  # fmt: skip
+
+
+def _constants(reference: RecordedTape, port: LiveTape, buffers: Arrays) -> Arrays:
+    """Selects the port's buffers that are constants of the reference; those of one number
+    throughout may be state."""
+    rows = reference.constant_rows
+    known = Known([*rows], np.array([*rows.values()]).reshape(-1, COLUMNS), ROUNDED)
+    found = {}
+    for name in port.names:
+        x, value = buffers.get(name), port.values[port.numbers[name]]
+        if x is None or "float" not in value.dtype or x.shape != value.shape:
+            continue
+        row = fingerprint(x)
+        if row[5] != row[6] and known.find(row):
+            found[name] = x
+    return found
 
 
 def _joined(candidates: tuple[Candidate, ...]) -> Candidate | None:

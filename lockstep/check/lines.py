@@ -31,7 +31,9 @@ def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, LiveTape, F
     theirs = RecordedTape(reference.about.get("tape", {}), reference.arrays)
     batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
     ours = LiveTape(port.program, port.initial, batch, spec)
-    return theirs, ours, follow(theirs, ours, reference.weights)
+    parameters = set(port.facts["parameters"])
+    buffers = {name: x for name, x in port.initial.items() if name not in parameters}
+    return theirs, ours, follow(theirs, ours, reference.weights, buffers)
 
 
 class Follower:

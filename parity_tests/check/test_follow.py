@@ -37,13 +37,14 @@ def follow_programs(reference: Inside, port: Asked, batch: object) -> Followed:
     about, initial = reference.ask("facts")
     weights = dict(perturb(initial, 7, set(about["parameters"])))
     given = prefixed("batch", arrays)
-    own = port.ask("facts")[1]
+    facts, own = port.ask("facts")
+    buffers = {name: x for name, x in own.items() if name not in facts["parameters"]}
     port.ask("widen", prefixed("weights", own) | given, batch=spec)
     side = reference.side
     side.widen(weights, spec, arrays)
     about, tape = describe_run(side, weights, spec, arrays, side.run(weights, spec, arrays)[1])
     recorded = RecordedTape(about, prefixed("tape", tape) | side.run(weights, spec, arrays)[1])
-    return follow(recorded, LiveTape(port, own, given, spec), weights)
+    return follow(recorded, LiveTape(port, own, given, spec), weights, buffers)
 
 
 def followed_pair(pair: Pair, folder: Path, changes: tuple[str, str] = ("", "")) -> Followed:
@@ -64,6 +65,16 @@ def test_a_module_used_twice_on_the_same_data_is_no_two_parts_of_one(
     found = followed_pair(pair, tmp_path)
     assert found.equal
     assert {name: found.partners(name) for name in pair.partners} == pair.partners
+
+
+def test_a_buffer_that_the_reference_computes_is_a_constant(tmp_path: Path) -> None:
+    forward = "y = x + (torch.arange(T * D).double() / 7).sin().view(T, D)\nreturn y @ self.w"
+    table = "torch.sin(torch.arange(72) / 7).view(T, D)"  # float32
+    init = f"self.v = P(D, D)\nself.register_buffer('table', {table})"
+    pair = Pair(("self.w = P(D, D)", forward), (init, "return (x + self.table) @ self.v.T"), {})
+    right = followed_pair(pair, tmp_path).coarse
+    (part,) = followed_pair(pair, tmp_path, ("@ self.v.T", "@ self.v.T.sin()")).coarse
+    assert not right and "@ self.v" in part.port and "@ self.w" in part.reference
 
 
 def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
