@@ -20,8 +20,8 @@ MOVES = JOINS | {
     "reshape", "rev", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
     "tile", "transpose", "unbind", "unsqueeze", "view",
 }  # fmt: skip
-INDEXED = {"gather", "dynamic_slice", "scatter", "scatter-add"}  # of JAX, at an index
-WRAPPED = 8  # operations from an index to what uses it, at most
+INDEXED = {"gather", "dynamic_slice", "scatter", "scatter-add"}  # JAX reads or writes at an index
+WRAPPED = 8  # operations behind an index among which its use is sought
 STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
 
@@ -51,8 +51,8 @@ def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
 
 
 def _user_of_index(side: SideTape, number: int) -> int:
-    """Returns the operation that uses an index, for one that JAX does to it for negative ones: a
-    comparison with zero, a sum and a choice."""
+    """Finds what reads or writes at an index, where an operation only makes a negative index
+    positive, as JAX does by a comparison, a sum and a choice; else returns the operation."""
     if side.is_float(number) or side.values[number].op not in {"lt", "add", "select_n"}:
         return number
     users = (n for n in side.below(number, WRAPPED) if side.values[n].op in INDEXED)

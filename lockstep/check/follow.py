@@ -381,7 +381,7 @@ class _Walk:
         if not found and len(unknown) == 1:
             parted = self._parted(number, fresh, {*self.fits.shape(unknown[0])})
             held = {m: self.fits.held(self.reference.frontiers(m)[0]) for m in fresh}
-            first = {elements_of(held[m]): m for m in reversed(fresh)}  # of each tensor's uses
+            first = {elements_of(held[m]): m for m in reversed(fresh)}  # use of each tensor
             others = sorted(first.values())
             for count in (2, 3, 4):
                 for group in islice(combinations(others, count), GROUPS):

@@ -17,7 +17,7 @@ from lockstep_recorder.operations import COLUMNS, labels_of
 from lockstep_recorder.recording import prefixed
 from lockstep_recorder.wire import group
 
-USES = 8  # values made of the batch, of which one has a line
+USES = 8  # next values made of a tensor of the batch, among which a line is sought
 EQUAL = 1e-9  # relative: of figures whose sums are taken in another order
 
 
