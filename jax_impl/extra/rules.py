@@ -114,9 +114,12 @@ class Rules(Parts):
             product = make_product(roles.grads, recipe, library=library, on_mesh=on_mesh)
             if self.shared if shared is None else shared:
                 product = gathered(product)
-            # Strict numerics cast the bias, as autocast does; a matmul's kernel takes in one that
-            # is a parameter, not one that was cast.
-            product = round_bias(product, roles.compute) if self.strict else product
+            if self.strict:
+                # As autocast does. A matmul's kernel takes in a bias that is a parameter, not one
+                # that was cast.
+                product = round_bias(product, roles.compute)
+                on_cpu = self.device.platform == "cpu"
+                product = product if on_cpu else gpu.round_apart(product)
         return product
 
     def uses_library(self) -> bool:
