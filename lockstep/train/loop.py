@@ -3,6 +3,7 @@
 import math
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
 
 NORMS_A_ROW = 100
+PACE = 10  # steps whose mean time is logged
 LOWER = "start again with a lower --lr or a wider --policy"
 
 
@@ -43,6 +45,32 @@ class Diverged(Exception):
 
 class Desynced(Exception):
     """The weights of processes differ that should be equal."""
+
+
+class Pace:
+    """The seconds of a step: the mean of the last ten.
+
+    Where the host is slower than a GPU, one step's end is seen a step late, or, before a pause, two
+    ends are seen at once.
+    """
+
+    def __init__(self) -> None:
+        self.ends = deque([time.perf_counter()], PACE + 1)
+
+    @property
+    def last(self) -> float:
+        """When the last step or pause ended, by `time.perf_counter`."""
+        return self.ends[-1]
+
+    def step(self) -> float:
+        """Notes the end of a step; returns seconds a step."""
+        self.ends.append(time.perf_counter())
+        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
+
+    def pause(self) -> None:
+        """Counts what passed since the last step to no step."""
+        passed = time.perf_counter() - self.last
+        self.ends = deque((end + passed for end in self.ends), PACE + 1)
 
 
 class Loop:
@@ -72,7 +100,8 @@ class Loop:
         self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
         self.compared = time.monotonic()  # when the processes' weights were
         self.log_problem = ""
-        self.began = self.last = time.perf_counter()
+        self.pace = Pace()
+        self.began = self.pace.last
         peak = devices.peak(twin.describe()["device"], config.precision.kinds)
         self.peak = peak and peak * config.mesh.size
 
@@ -87,7 +116,8 @@ class Loop:
             if self.done == 0:
                 self.evaluate()
             window = self.draw(self.done)
-            self.began = self.last = time.perf_counter()
+            self.pace.pause()
+            self.began = self.pace.last
             for step in range(self.done + 1, total + 1):
                 result = self.twin.step(window)
                 if step < total:  # while the device computes
@@ -115,7 +145,7 @@ class Loop:
                 elif save:
                     self.saver.save(self.twin.part(), self.losses)
                 if evaluate or save:
-                    self.last = time.perf_counter()
+                    self.pace.pause()
                 if stopping:
                     self.display.say(
                         f"stopped after step {step}, which is saved; "
@@ -131,10 +161,9 @@ class Loop:
     def report(self, result: StepResult) -> None:
         optim, model = self.config.optim, self.config.model
         self.done += 1
-        now = time.perf_counter()
         tokens = optim.accum * self.config.global_batch_size * model.context
-        rate = tokens / (now - self.last)
-        self.last = now
+        rate = tokens / self.pace.step()
+        now = self.pace.last
         row = {
             "kind": "train", "step": self.done,
             "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr,

@@ -174,7 +174,7 @@ def _run_loop(
         print(f"error: {error}; {checkpoint.newest(out)}; {remedy}", file=sys.stderr)
         return DIVERGED
     if status == DONE:
-        display.say(closing.text(config, twin, data, out, loop.losses, loop.last - loop.began))
+        display.say(closing.text(config, twin, data, out, loop.losses, loop.pace.last - loop.began))
     return status
 
 

@@ -57,7 +57,7 @@ from lockstep.parity import case
 from lockstep.plan import roofline
 from lockstep.run import checkpoint, runlog
 from lockstep.train import closing, loss_scale, memory, nonfinite, sampling, track
-from lockstep.train.loop import Loop
+from lockstep.train.loop import Loop, Pace
 from lockstep.train.options import Watching
 from lockstep.train.schedule import learning_rates
 from lockstep.weights import about, adapters, export, forward, llmc, onnx_export
@@ -268,6 +268,8 @@ SETS, SET = Watching.load, "config.data.tokenizer, config.data.rows)"
 LOGGED: list[tuple[Any, ...]] = [
     ("tokens-per-second-of-a-micro-batch", "clock", edit(
         REPORT, '"tokens_per_second": rate', '"tokens_per_second": rate / optim.accum'), "late"),
+    ("pace-of-one-step", "clock", edit(
+        Pace.step, "self.ends[0]) / (len(self.ends) - 1)", "self.ends[-2] + 1e-9)"), "slow host"),
     ("norms-tracked-as-numbers-of-a-step", "tracked_numbers", edit(
         track.finite_numbers, '"norm." if', '"" if')),
     ("all-is-tracked-as-a-norm", "tracked_numbers", edit(
