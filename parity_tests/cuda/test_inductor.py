@@ -86,7 +86,7 @@ def test_what_is_not_fused_moves_more(moved: dict[str, list[int]]) -> None:
 
 
 CELLS: list[Row] = [
-    {"policy": "bf16", "remat": "block"},
+    {"policy": "bf16", "remat": "block", "n_layer": 4},
     {"policy": "fp32", "model": "tiny", "accum": 2, "numerics": "strict"},
     {"policy": "fp16", "loss_chunks": "3", "remat": "dots", "device": "t4"},
 ]
@@ -96,7 +96,7 @@ CELLS: list[Row] = [
 def test_a_compiled_step_beside_the_traced_one(row: Row, compilers: dict[str, Compiler]) -> None:
     """It multiplies the same matrices, keeps its rules, and moves less."""
     device = row.get("device", "h100")
-    cell = config({**row, "n_layer": 4, "context": 128, "batch_size": 8})
+    cell = config({**row, "context": 128, "batch_size": 8})
     inductor = lints.with_flags(cell, compile=True)
     traced, compiled = (compilers["torch"].program(each, device) for each in (cell, inductor))
     assert rules.violations(compiled, inductor, targets.find(device)) == []
@@ -110,7 +110,7 @@ def test_a_compiled_step_beside_the_traced_one(row: Row, compilers: dict[str, Co
 
 
 def test_remat_that_inductor_does_not_recompute(compilers: dict[str, Compiler]) -> None:
-    row = {"policy": "bf16", "remat": "block", "n_layer": 4, "context": 128, "batch_size": 8}
+    row = {"policy": "bf16", "remat": "block", "context": 128, "batch_size": 8}
     cell = config({**row, "compile": True})
 
     def find(**variant: str) -> list[str]:
