@@ -15,7 +15,7 @@ BF16 = {"policy": "bf16", "n_layer": 1}
 FLASH = {"policy": "tf32", "n_layer": 1, "context": 256}
 CHUNKS = {"loss_chunks": "3"}
 BLOCK = {"policy": "bf16", "remat": "block"}
-FSDP = {"policy": "bf16", "mesh": "fsdp=2"}
+FSDP = BF16 | {"mesh": "fsdp=2"}
 MXFP8 = {"policy": "mxfp8", "n_layer": 3}
 TWICE, LOST = r"recomputed: .* FLOPs|attention kernels", r"state buffers are not donated"
 
