@@ -10,7 +10,7 @@ from benchmarks import published
 from benchmarks.published import Point
 from benchmarks.tables import markdown
 from lockstep import devices, results
-from lockstep.config import Config, policy
+from lockstep.config import policy
 from lockstep.devices import Device
 from lockstep.plan import rates, recommend, shape
 from lockstep.plan.recommend import Choice
@@ -96,7 +96,7 @@ def _measured(place: Place) -> Iterable[str]:
 
 def _looped(place: Place, row: Row) -> bool:
     """Says if JAX ran layers in a loop that it would not run so now."""
-    looped = published.ran_in_a_loop(Config.from_json(row["config"]))
+    looped = published.ran_in_a_loop(row)
     return place.program == "jax" and place.remat == "none" and looped
 
 

@@ -54,7 +54,9 @@ class Known:
     @property
     def moved_error(self) -> float:
         """The plan's bytes outside of matmuls and attention, relative to the program's."""
-        return roofline.moved(self.shape, self.setting) / self.row["moved"]["rest"] - 1
+        parts = self.row["moved"].items()
+        found = sum(n for name, n in parts if name not in ("matmuls", "attention"))
+        return roofline.moved(self.shape, self.setting) / found - 1
 
     @property
     def counts(self) -> bool:

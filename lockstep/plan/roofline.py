@@ -109,14 +109,16 @@ def moved(shape: Shape, s: Setting) -> float:
     tokens, again = s.tokens(shape), _share_again(shape, s)
     constants = memory.find_constants(shape, s, "moved")
     wide = tokens * shape.n_layer * (shape.d_model + shape.d_mlp / 2)
+    weights = s.accum * shape.weights
+    scores = tokens * shape.n_layer * shape.n_head * shape.context
     numbers = {
         "moved blocks": wide, "moved again": again * wide, "moved logits": tokens * shape.vocab,
-        "moved weights": s.accum * shape.weights,
+        "moved weights": weights,
+        "moved sums": weights * (s.accum > 1),  # gradients, added to those before
+        "moved slices": weights * (s.remat != "none"),  # of stacked layers, which JAX loops over
+        "moved scores": (1 + again) * scores,
     }  # fmt: skip
-    if s.written_out:
-        scores = tokens * shape.n_layer * shape.n_head * shape.context
-        numbers["moved scores"] = (1 + again) * scores
-    return sum(constants[name] * n for name, n in numbers.items()) + update_bytes(shape, s)
+    return sum(each * numbers[name] for name, each in constants.items()) + update_bytes(shape, s)
 
 
 def _share_again(shape: Shape, s: Setting) -> float:
