@@ -100,6 +100,7 @@ def find_parts(
                  or _find_moved(*here, known_to) or _find_chosen(*here, met))  # fmt: skip
         near = moved is None and not _are_given_alike(*here, met)
         r_shown, p_shown = moved or (r, p)
+        near |= (r_shown == r) != (p_shown == p)  # one side's constant is a buffer
         part = part_at(reference, r_shown, port, p_shown)
         found.append(replace(part, number=r, near=near))
     return found
@@ -170,19 +171,24 @@ def _find_constants(
     tolerance: float,
 ) -> tuple[int, int] | None:  # fmt: skip
     """Finds the operations that make other constants for two operations, such as weights of a first
-    state of zeros, or a time; None where one of the two has no constant of its own."""
+    state of zeros, or a time; on a side that keeps it in a buffer, the operation itself. None where
+    one of the two has no constant of its own."""
     reference, port = theirs[0], ours[0]
     computed = dict(zip(port.constants, port.play({}, port.constants)))
-    given = (_constants_given(*theirs, alive[0], reference.constant_rows),
-             _constants_given(*ours, alive[1], computed))  # fmt: skip
+    rows_of = reference.constant_rows | reference.buffer_rows, computed | port.buffer_rows
+    given = (_constants_given(*theirs, alive[0], rows_of[0]),
+             _constants_given(*ours, alive[1], rows_of[1]))  # fmt: skip
     lacking = [[n for n, row in mine.items()
                 if not any(_is_one_constant(row, x, tolerance) for x in others.values())]
                for mine, others in (given, given[::-1])]  # fmt: skip
     above: list[Rows] = []
-    for side, numbers, rows in zip((reference, port), lacking, (reference.constant_rows, computed)):
+    for side, numbers, rows in zip((reference, port), lacking, rows_of):
         above.append({n: rows[n] for n in sorted(side.above(numbers)) if n in rows})
-    r = _first_lacking(reference, above[0], above[1], tolerance)
-    p = _first_lacking(port, above[1], above[0], tolerance)
+    kept = [rows.keys() <= side.buffer_rows.keys() for side, rows in zip((reference, port), above)]
+    r = _first_lacking(reference, above[0], above[1], tolerance, kept[1])
+    p = _first_lacking(port, above[1], above[0], tolerance, kept[0])
+    if (r is None) != (p is None) and all(lacking):
+        r, p = (theirs[1] if r is None else r), (ours[1] if p is None else p)
     return None if r is None or p is None else (r, p)
 
 
@@ -205,16 +211,20 @@ def _is_one_constant(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     return bool(same_number or are_alike(a[None], b, tolerance)[0])
 
 
-def _first_lacking(side: SideTape, rows: Rows, others: Rows, tolerance: float) -> int | None:
+def _first_lacking(
+    side: SideTape, rows: Rows, others: Rows, tolerance: float, kept: bool
+) -> int | None:
     """Finds the operation that makes the first of some constants, in order, that is not among
-    others, nor is made into one that is; else the last that makes one."""
+    others, nor is made into one that is; else the last that makes one, as where the others are
+    kept, and nothing tells how they were made."""
     known = Known(list(others), np.array([*others.values()]).reshape(-1, COLUMNS), tolerance)
     alive: set[int] = set()
     for n in reversed(rows):
         if known.find(rows[n]) or not alive.isdisjoint(side.users[n]):
             alive.add(n)
     made = [n for n in rows if side.values[n].line and side.values[n].op not in MOVES]
-    return next((n for n in made if n not in alive), made[-1] if made else None)
+    lacking = () if kept else (n for n in made if n not in alive)
+    return next(iter(lacking), made[-1] if made else None)
 
 
 def _find_rearranged(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from lockstep.check.apart import STOPS, PartedAt, find_parts, part_at
 from lockstep.check.follow import ROUNDED, Followed, follow
@@ -31,9 +32,14 @@ def follow_data(reference: Trace, port: Port) -> tuple[RecordedTape, LiveTape, F
     theirs = RecordedTape(reference.about.get("tape", {}), reference.arrays)
     batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
     ours = LiveTape(port.program, port.initial, batch, spec)
-    parameters = set(port.facts["parameters"])
-    buffers = {name: x for name, x in port.initial.items() if name not in parameters}
+    theirs.add_buffers(_buffers(reference.about, reference.weights))
+    buffers = _buffers(port.facts, port.initial)
+    ours.add_buffers(buffers)
     return theirs, ours, follow(theirs, ours, reference.weights, buffers)
+
+
+def _buffers(facts: dict[str, Any], weights: Arrays) -> Arrays:
+    return {name: x for name, x in weights.items() if name not in facts["parameters"]}
 
 
 class Follower:
@@ -69,6 +75,7 @@ class Follower:
         batch = prefixed("batch", self.reference.group("batch/0"))
         port = LiveTape(self.port.program, weights, batch, self.reference.about["batch"],
                         {} if shown else None)  # fmt: skip
+        port.add_buffers(_buffers(self.port.facts, weights))
         port.start()
         given = {n: weights[name] for name, n in port.numbers.items() if name in weights}
         rows = dict(zip(port.data, port.play(given, [] if shown else port.data)))

@@ -13,7 +13,7 @@ from lockstep.check.turns import slices
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep_recorder.graph import Graph
-from lockstep_recorder.operations import COLUMNS, labels_of
+from lockstep_recorder.operations import COLUMNS, fingerprint, labels_of
 from lockstep_recorder.recording import prefixed
 from lockstep_recorder.wire import group
 
@@ -71,6 +71,17 @@ class SideTape(Graph):
         self._frontiers: dict[int, tuple[int, ...]] = {}
         self.cotangents = numbered_rows(arrays, "cotangents")
         self.constant_rows = numbered_rows(arrays, "constants")
+        self.buffer_rows: dict[int, np.ndarray] = {}
+
+    def add_buffers(self, buffers: Arrays) -> None:
+        """Notes the fingerprints of buffers, and of what holds elements of these alone."""
+        flat = np.full(self.starts[-1], np.nan)
+        for name, start, stop in zip(self.names, self.starts, self.starts[1:]):
+            if name in buffers and np.isrealobj(buffers[name]):
+                flat[start:stop] = buffers[name].ravel()
+        held = ((n, self.labels(n)) for n in range(len(self.values)) if self.is_pure(n))
+        values = {n: flat[labels] for n, labels in held if labels is not None}
+        self.buffer_rows = {n: fingerprint(x) for n, x in values.items() if not np.isnan(x).any()}
 
     def inputs(self, number: int) -> tuple[int, ...]:
         return self.values[number].inputs

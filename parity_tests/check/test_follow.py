@@ -44,6 +44,8 @@ def follow_programs(reference: Inside, port: Asked, batch: object) -> Followed:
     side.widen(weights, spec, arrays)
     about, tape = describe_run(side, weights, spec, arrays, side.run(weights, spec, arrays)[1])
     recorded = RecordedTape(about, prefixed("tape", tape) | side.run(weights, spec, arrays)[1])
+    parameters = reference.ask("facts")[0]["parameters"]
+    recorded.add_buffers({name: x for name, x in weights.items() if name not in parameters})
     return follow(recorded, LiveTape(port, own, given, spec), weights, buffers)
 
 
@@ -75,6 +77,19 @@ def test_a_buffer_that_the_reference_computes_is_a_constant(tmp_path: Path) -> N
     right = followed_pair(pair, tmp_path).coarse
     (part,) = followed_pair(pair, tmp_path, ("@ self.v.T", "@ self.v.T.sin()")).coarse
     assert not right and "@ self.v" in part.port and "@ self.w" in part.reference
+
+
+def test_the_constant_that_one_side_keeps_in_a_buffer_is_named_where_the_other_makes_it(
+    tmp_path: Path,
+) -> None:
+    table = "(torch.arange(T * D).double() / 7)"
+    init = f"self.register_buffer('table', {table}.sin().view(T, D))"
+    made = f"t = {table}.sin()\nt = t.view(T, D)\nreturn (x + t).tanh()"
+    pair = Pair((init, "return (x + self.table).tanh()"), ("pass", made), {})
+    for changes in (("/ 7).sin()", "/ 8).sin()"), ("(x + t)", "(x - t)")):
+        (part,) = followed_pair(pair, tmp_path, changes).coarse
+        assert changes[1] in part.port and "x + self.table" in part.reference, part
+        assert part.near == ("sin" in changes[1])
 
 
 def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
