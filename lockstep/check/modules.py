@@ -320,10 +320,11 @@ def make_pairing(
 ) -> Pairing:  # fmt: skip
     """By the values of a run: which input and output is which, and in what order its axes are.
 
-    What has no value in common is the first beside the first; and if that is to be guessed, the
-    second beside the second. An input's axes are in an unusual order only if its module's output
-    is right: else it is a bug. An image that is wrong has the order of most that are right: where
-    its sides and its channels are of one size, its shape does not say.
+    What has no value in common is the first beside the first, but the only one, such as a tap,
+    beside the nearest; and if that is to be guessed, the second beside the second. An input's axes
+    are in an unusual order only if its module's output is right: else it is a bug. An image that is
+    wrong has the order of most that are right: where its sides and its channels are of one size,
+    its shape does not say.
 
     Args:
         elsewhere: the port's calls that begin elsewhere than the reference's: no input is paired.
@@ -378,6 +379,9 @@ def _pair_slots(
         alike = (p for p in ours if p not in pairs and is_one_value(port[p], reference[r]))
         if p := next(alike, ""):
             pairs[p] = r
+    if len(ours) == 1 < len(theirs) and not pairs:
+        fits = [r for r in theirs if reference[r].size == port[ours[0]].size]
+        theirs = sorted(fits, key=lambda r: nearest(port[ours[0]], reference[r])[1])
     for at, (p, r) in enumerate(zip(ours, theirs)):
         free = p not in pairs and r not in pairs.values()
         if free and port[p].size == reference[r].size and (guess or not at):

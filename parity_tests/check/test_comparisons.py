@@ -161,6 +161,13 @@ def test_axes_in_another_order_are_found_by_values() -> None:
     assert np.array_equal(pairing.forced(sides[0])["act/a"], sides[1].arrays["act/a"])
 
 
+def test_a_wrong_tap_is_beside_the_nearest_of_its_module_s_outputs() -> None:
+    v, h, wrong = np.random.default_rng(0).normal(size=(3, 4, 5))
+    reference = Calls(["+a", "-a"], {"a": "Pair"}, {"act/a": v, "act/a:1": h}, {})
+    port = Calls(["+a", "-a"], {"a": "tap"}, {"act/a": h + 0.1 * wrong}, {})
+    assert make_pairing({"a": "a"}, reference, port).slots == {"a": {"act/a": "act/a:1"}}
+
+
 def test_what_reaches_no_loss_in_all_modules_is_masked() -> None:
     a, b = np.ones((2, 3, 4)), np.ones((2, 3, 4))
     a[0, 2] = b[0, 2] = a[1, 1] = 0
