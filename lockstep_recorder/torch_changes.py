@@ -505,13 +505,20 @@ def _interpolation(function: Any, args: Args, kwargs: Words) -> Made:
 def _split(function: Any, args: Args, kwargs: Words) -> Made:
     """Exchanges any two parts; all of them, where there are more."""
     n = len(function(*args, **kwargs))
-    orders = {"the parts of a split exchanged": tuple(reversed(range(n)))}
+    orders = [tuple(reversed(range(n)))]
     for a, b in itertools.combinations(range(n if 2 < n <= PARTS else 0), 2):
-        swapped = tuple({a: b, b: a}.get(at, at) for at in range(n))
-        orders[f"parts {a} and {b} of a split into {n} exchanged"] = swapped
-    for words, order in orders.items():
+        orders.append(tuple({a: b, b: a}.get(at, at) for at in range(n)))
+    for order in dict.fromkeys(orders):
         made = partial(_take_in_order, partial(function, *args, **kwargs), order)
-        yield Change("halves exchanged", "the parts of a split in this order", words, made)
+        yield Change("halves exchanged", f"a split's parts in {_name_order(tuple(range(n)))}",
+                     f"a split's parts in {_name_order(order)}", made)  # fmt: skip
+
+
+def _name_order(order: tuple[int, ...]) -> str:
+    """Lists which part stands where; names the order of many parts by its direction."""
+    if len(order) <= PARTS:
+        return f"the order {order}"
+    return "rising order" if order[0] < order[-1] else "falling order"
 
 
 def _take_in_order(made: Callable[[], Any], order: tuple[int, ...]) -> tuple[Any, ...]:
@@ -521,8 +528,9 @@ def _take_in_order(made: Callable[[], Any], order: tuple[int, ...]) -> tuple[Any
 
 def _join(function: Any, args: Args, kwargs: Words) -> Made:
     if isinstance(args[0], (list, tuple)):
-        yield Change("halves exchanged", "the parts joined in this order",
-                     "the parts joined in the other order",
+        order = tuple(range(len(args[0])))
+        yield Change("halves exchanged", f"parts joined in {_name_order(order)}",
+                     f"parts joined in {_name_order(order[::-1])}",
                      partial(function, list(reversed(args[0])), *args[1:], **kwargs))  # fmt: skip
 
 
@@ -531,7 +539,7 @@ def _roll(function: Any, args: Args, kwargs: Words) -> Made:
     other = tuple(-n for n in shifts) if isinstance(shifts, (tuple, list)) else -shifts
     given = {k: x for k, x in kwargs.items() if k not in ("input", "shifts")}
     x = args[0] if args else kwargs["input"]
-    yield Change("rearranged", "rolled this way", "rolled the other way",
+    yield Change("rearranged", f"rolled by {shifts}", f"rolled by {other}",
                  partial(function, x, other, *args[2:], **given))  # fmt: skip
 
 

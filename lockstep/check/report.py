@@ -123,8 +123,9 @@ def figure(root: Root) -> str:
         return f"{tensors}, {constant} of them constant on one side, or another constant"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
-    unit = " sampling errors" if root.rung == "0" else ""
-    return f"{largest.figure:.2g}{unit} (bound {largest.bound:.2g})"
+    if root.rung == "0":
+        return f"{largest.figure:.2g} standard errors apart, by chance at most {largest.bound:.2g}"
+    return f"{largest.figure:.2g} (bound {largest.bound:.2g})"
 
 
 def _infinite(ours: np.ndarray | None, theirs: np.ndarray | None) -> str:
