@@ -103,6 +103,10 @@ def run(
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
     beside = [root for root in roots if causes.is_no_fault(root, evidence)]
     roots = [root for root in roots if root not in (*drawn, *beside)]
+    if beside and not roots:
+        roots = locate.find_hidden(climbed, beside, calls)
+        causes.explain(roots, evidence)
+        echoes -= sum(len(root.spots) for root in roots)
     shown = reference.about["repeats"] and (
         reference.about.get("forward") or notes.has_gradients(reference)
     )

@@ -1,11 +1,14 @@
 """From figures to roots: what is itself wrong, and what only follows from it."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from lockstep.check import names
 from lockstep.check.modules import Calls, above, shapes_of_other_sizes
-from lockstep.check.rungs import Spot, Stage
+from lockstep.check.rungs import BATCH, Spot, Stage, largest_finite
 
 # The free runs, and the roots after which they differ, too.
 FREE = {
@@ -14,6 +17,9 @@ FREE = {
     "5": ("accumulation", {"forward", "backward", "mapping"}),
     "8": ("loss curves", {"forward", "backward", "mapping", "update"}),
 }
+
+# Times: by how much a few batches or steps amplify a slight difference at most.
+AMPLIFIED = 1000
 
 
 @dataclass
@@ -103,8 +109,45 @@ def _unexplained(rungs: dict[str, list[Spot]], roots: list[Root]) -> list[Root]:
         spots = rungs[number] if not shown & after else []
         spots = [spot for spot in spots if spot.rule != "state" or not states]
         if spots:
-            return [_root_of(number, spots[0].where, direction, spots[:1])]
+            return [_of_free_run(spots[0], direction)]
     return []
+
+
+def _of_free_run(spot: Spot, direction: str) -> Root:
+    root = _root_of(spot.rung, spot.where, direction, [spot])
+    if spot.where.startswith(BATCH) and spot.where != f"{BATCH}0":
+        root.hints.append("the batches before it are right: look for what depends on the batch, "
+                          "such as a mask, a length or a branch, or on state")  # fmt: skip
+    return root
+
+
+def find_hidden(rungs: list[Stage], slight: list[Root], calls: Calls) -> list[Root]:
+    """Finds what other batches, later updates or whole runs alone show, and roots as slight as
+    these cannot cause: without another root, all that differs counts as their echo."""
+    figures = [root.largest.figure for root in slight if root.entry != "dropout"]
+    most = AMPLIFIED * max(figures, default=math.inf)
+    large = {rung.number: [spot for spot in rung.spots if _relative_gap(spot) > most]
+             for rung in rungs}  # fmt: skip
+    updates = [_from_first_beyond(spot, most) for spot in large["4"]]
+    roots = group_updates(updates, names.numbers_of_no_layer(calls.kinds))
+    roots += [_of_free_run(spot, FREE["5"][0]) for spot in large["5"][:1]]
+    return roots or [_of_free_run(spot, FREE["8"][0]) for spot in large["8"]]
+
+
+def _from_first_beyond(spot: Spot, bound: float) -> Spot:
+    """Tells an update's gap beyond a wider bound, from the first step in which it is."""
+    assert spot.ours is not None and spot.theirs is not None
+    gaps = np.abs(spot.ours - spot.theirs) / largest_finite(spot.theirs)
+    tensor, _, step = spot.where.rpartition(", step ")
+    first = np.flatnonzero(~(gaps <= bound))[0]
+    return replace(spot, bound=bound, where=f"{tensor}, step {first} {step.partition(' ')[2]}")
+
+
+def _relative_gap(spot: Spot) -> float:
+    """Returns a spot's figure; of curves, whose figure is by their noise, the gap by their size."""
+    if spot.rule != "curve" or spot.ours is None or spot.theirs is None:
+        return spot.figure
+    return float(np.abs(spot.ours - spot.theirs).max() / np.abs(spot.theirs).max())
 
 
 def _root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:

@@ -177,6 +177,17 @@ def test_a_sixth_of_float32_in_a_library_is_no_fault(factor: float) -> None:
     assert [root.entry for root in result.beside] == ["made in float32"] * (factor == 1)
 
 
+@pytest.mark.parametrize("factor", [1, 1.0001])
+def test_a_rounded_constant_hides_no_difference_of_another_batch(factor: float) -> None:
+    own = ("F.hardsigmoid(self.gate(x))", "F.relu6(self.gate(x) + 3) / 6")
+    chosen = f'(1 if batch["y"].sum() > -1 else {factor}) * '
+    later = ("return (model", f"return {chosen}(model")
+    result = check(HARD, HARD, own, later)
+    assert [root.entry for root in result.beside] == ["made in float32"]
+    assert [root.where for root in result.roots] == ["loss of batch 1"] * (factor != 1)
+    assert all("before it are right" in root.hints[0] for root in result.roots)
+
+
 def test_a_module_is_a_hint_inside_the_place_alone() -> None:
     """Where the cause is known, none is; a module with a partner for its tensors is none either."""
     (root,) = check(SKIPS, PLAIN, ("y.exp().sin()", "y.exp().cos()")).roots

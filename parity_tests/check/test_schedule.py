@@ -98,3 +98,26 @@ def test_a_run_alone_ends_with_a_table_of_rates(tmp_path: Path) -> None:
     result = check_inside(recorded, path)
     assert result.verdict == "equal"
     assert not any(rung.lacks for rung in result.rungs if rung.number == "4")
+
+
+@pytest.mark.parametrize("rate", [1, 1.03])
+def test_the_epsilon_of_a_clip_hides_no_rate_of_a_later_update(rate: float, tmp_path: Path) -> None:
+    """The difference that stands beside the verdict is 1e-6 of an update, and this 0.03."""
+    update = """
+def update(model, opt, step):
+    grads = [p.grad for p in model.parameters()]
+    norm = torch.stack([g.norm() for g in grads]).norm()
+    for g in grads:
+        g *= torch.clamp(0.1 / (norm + EPSILON), max=1)
+    for group in opt.param_groups:
+        group["lr"] = 0.1 * (RATE if step > 5 else 1)
+    opt.step()
+"""
+    texts = [update.replace("EPSILON", eps).replace("RATE", str(each))
+             for eps, each in (("0", 1), ("1e-6", rate))]  # fmt: skip
+    files = [small(tmp_path, f"{name}.py", update=text)
+             for name, text in zip(("ref", "port"), texts)]  # fmt: skip
+    result = check_inside(record_inside(files[0], tmp_path / "trace", curve=4, alone=4), files[1])
+    assert [root.entry for root in result.beside] == ["optimizer's clip's epsilon"]
+    assert [root.rung for root in result.roots] == ["4"] * (rate != 1)
+    assert all(root.where.endswith("step 6 of 16") for root in result.roots)

@@ -62,7 +62,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
     for root in roots:
-        if root.cause and root.direction == "forward":
+        if root.cause and root.direction in ("forward", "accumulation"):
             root.hints = []
     roots[:] = _merge_alike(roots)
     for root in _echoes(roots):

@@ -149,16 +149,17 @@ def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
         return one_step_off(shift)
     theirs, ours = known[0]
     close = CLOSE * largest_finite(theirs)
-    apart = np.flatnonzero(~np.isclose(ours, theirs, rtol=ONE, atol=close, equal_nan=True))
+    slight = max(ONE, root.largest.bound)
+    apart = np.flatnonzero(~np.isclose(ours, theirs, rtol=slight, atol=close, equal_nan=True))
     ratios = [float(b[apart[0]] / a[apart[0]]) for a, b in known if len(apart) and a[apart[0]]]
-    if not ratios or not np.allclose(ratios, ratios[0], rtol=ONE):
+    if not ratios or not np.allclose(ratios, ratios[0], rtol=slight):
         root.hints.append("the tensors' updates are not in one ratio: more differs than a rate")
         return None
     first, ratio = int(apart[0]), ratios[0]
     if not ratio and first and theirs[first - 1] <= close:
         said = f"the reference's rate is 0 in update {first} and rises again, the port's stays 0"
         return Cause(SCHEDULE, said, RISES)
-    stays = all(np.allclose(b[first:], ratio * a[first:], rtol=ONE) for a, b in known)
+    stays = all(np.allclose(b[first:], ratio * a[first:], rtol=slight) for a, b in known)
     by = f"{ratio:.6g}" if abs(ratio - 1) > 10 * ONE else f"1 + {ratio - 1:.1e}"
     rate = f"{by} times the reference's"
     said = f"from update {first + 1} on, " + (f"{rate} rate" if stays else

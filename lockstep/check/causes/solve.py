@@ -216,7 +216,7 @@ def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...
                    if all(_solve(whole, each[pick]) is not None for each in wholes)]  # fmt: skip
         if not fitting:
             continue
-        rule = _rates(_best(fitting, wholes), wholes)
+        rule = _rates(_best(fitting, wholes, pick), wholes)
         if best is None or len(rule.rate) > len(best.rate):
             best = rule
         if needed <= rule.rate.keys():
@@ -247,12 +247,15 @@ def _candidates(gathers: bool, pairs: bool) -> Iterator[Options]:
                     yield {**options, **extra, **({"gathered": gathered} if gathered else {})}
 
 
-def _best(fitting: list[Options], wholes: list[Rows]) -> Options:
-    """The first of those that fit best: Adam undoes most of what an epsilon of clipping scales."""
+def _best(fitting: list[Options], wholes: list[Rows], pick: str) -> Options:
+    """The first of those that fit best: Adam undoes most of what an epsilon of clipping scales.
+    Without one, as of SGD, any rate undoes a clip, but another where the gradients are larger."""
     if len(fitting) == 1:
         return fitting[0]
     shown = [s for rows in wholes for name, s in rows.items() if name not in find_noisy(rows)]
-    misfits = [max(_misfit(options, s) for s in shown) for options in fitting]
+    of_pick = [rows[pick] for rows in wholes]
+    misfits = [max(*(_misfit(options, s) for s in shown), _rates_apart(options, of_pick))
+               for options in fitting]  # fmt: skip
     return next(o for o, gap in zip(fitting, misfits) if gap <= 3 * min(misfits) + ALIKE)
 
 
@@ -287,6 +290,14 @@ def _rates(options: Options, wholes: list[Rows]) -> Rule:
         if known:
             rule.rate[name], rule.decay[name], rule.l2[name] = rule.rates[-1], known[0], 0.0
     return rule
+
+
+def _rates_apart(options: Options, runs: list[Sequence]) -> float:
+    """Returns by what share of it the rate of a step differs between runs on other gradients."""
+    solved = filter(None, (_solve(options, s) for s in runs))
+    steps = list(zip(*(rates for rates, _ in solved)))
+    shares = ((max(rates) - min(rates)) / max(map(abs, rates)) for rates in steps if any(rates))
+    return max(shares, default=0.0)
 
 
 def _misfit(options: Options, s: Sequence) -> float:
