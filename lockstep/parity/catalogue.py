@@ -32,6 +32,7 @@ MASKED: dict[str, Any] = {"windows": "masked"}
 # JAX, the healthy side of torch's mutants, compiles by the program's size: the least in which one
 # shows.
 LEAN: dict[str, Any] = {"n_layer": 1, "accum": 1, "dropout": 0.0}
+CLIPPED_FP16: dict[str, Any] = FP16 | LEAN | {"clip": 0.5}
 # Three layers, of which the middle one has the format.
 POLICY_FP8: dict[str, Any] = {"policy": "fp8", "accum": 1}
 # In float64 a format's rounding is all that is left, and one layer shows it.
@@ -76,7 +77,7 @@ BUGS: list[Bug] = [
     _bug("jax", 4, "optax-clip", "optax's clipping, which has no 1e-6 in its denominator", **LEAN),
     # the loss scale
     _bug("torch", 8, "clip-before-unscale", "scaled gradients are clipped, then unscaled",
-         clip=0.5, **FP16),
+         **CLIPPED_FP16),
     _bug("torch", 4, "no-unscale", "the optimizer gets scaled gradients", **FP16),
     _bug("torch", 7, "fp16-without-scaling", "float16 gradients without a loss scale", **FP16),
     _bug("torch", 7, "scale-per-micro-batch", "the scale moves within a window", **FP16),
@@ -90,9 +91,10 @@ BUGS: list[Bug] = [
     _bug("jax", 7, "overflow-ignored", "gradients that are not finite go in", **FP16),
     _bug("jax", 7, "overflow-in-head", "the head's gradient alone is looked at", **FP16),
     _bug("jax", 7, "loss-scale-floor", "jmp's floor of 1 under the scale", **FP16),
-    _bug("torch", 8, "grad-norm-logged-scaled", "the logged norm is the scaled gradient's", **FP16),
+    _bug("torch", 8, "grad-norm-logged-scaled", "the logged norm is the scaled gradient's",
+         **CLIPPED_FP16),
     _bug("jax", 8, "grad-norm-logged-scaled-in-jax", "the logged norm is the scaled gradient's",
-         **FP16),
+         **CLIPPED_FP16),
     # the optimizer
     _bug("torch", 4, "no-bias-correction", "Adam without bias correction"),
     _bug("torch", 4, "adam-eps", "Adam's epsilon 1e-6 for 1e-8", size=1e-6),
