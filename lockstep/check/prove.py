@@ -24,6 +24,7 @@ from lockstep.model.params import Arrays
 
 TRIALS = 40  # of a mapping: two runs of the port each
 TURNS = 6  # of axes, each in what follows the one before
+UNSEEN = 2  # modules for each tensor that both sides have alone: its own, and the port's
 ROUNDED, FAR = 1e-6, 1e-4  # relative: of a constant made in float32 alone, and of more
 
 
@@ -150,15 +151,17 @@ class Prover:
         return right
 
     def try_other(self, other: Mapping) -> Trial:
-        """Takes another mapping in place of this, unless more is wrong with it, or it leaves more
-        tensors without a partner on both sides."""
+        """Takes another mapping in place of this, unless more is wrong with it; modules of tensors
+        that it leaves without a partner on both sides are not seen, and count as wrong."""
         former, best, apart = [*self.mapping.entries], self.best, self.apart
-        before = len(best.wrong), self.mapping.left_over
+        left = self.mapping.left_over
+        before = len(best.wrong) + UNSEEN * left, left
         self._become(other.entries)
         self.apart = set()  # what ended elsewhere under the other mapping
         self.best = self.trial()
         self._part_boundaries()
-        if (len(self.best.wrong), other.left_over) > before:
+        left = other.left_over
+        if (len(self.best.wrong) + UNSEEN * left, left) > before:
             self._become(former)
             self.best, self.apart = best, apart
         else:

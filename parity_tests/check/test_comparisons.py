@@ -15,6 +15,7 @@ from lockstep.check.locate import find_roots
 from lockstep.check.modules import Calls, make_pairing, masked_positions, pair_calls
 from lockstep.check.pieces import turns_window
 from lockstep.check.port import Port
+from lockstep.check.prove import Prover, Trial
 from lockstep.check.recorded import RecordedPort, require_same_batches
 from lockstep.check.rungs import Stage
 from lockstep.check.tensors import Tensors
@@ -166,6 +167,24 @@ def test_a_wrong_tap_is_beside_the_nearest_of_its_module_s_outputs() -> None:
     reference = Calls(["+a", "-a"], {"a": "Pair"}, {"act/a": v, "act/a:1": h}, {})
     port = Calls(["+a", "-a"], {"a": "tap"}, {"act/a": h + 0.1 * wrong}, {})
     assert make_pairing({"a": "a"}, reference, port).slots == {"a": {"act/a": "act/a:1"}}
+
+
+@pytest.mark.parametrize(("wrong", "taken"), [(4, False), (1, True)])
+def test_modules_of_tensors_without_a_partner_count_as_wrong(wrong: int, taken: bool) -> None:
+    """A layer norm of the wrong operand: with all pairs in disorder fewer modules were seen."""
+    sides: Any = (None, None)
+    prover = object.__new__(Prover)
+    prover.mapping = entries.Mapping([], [], [], [], sides)
+    other = entries.Mapping([], ["v"], ["w"], [], sides)
+
+    def trial(n: int) -> Trial:
+        return Trial({}, None, None, None, {(str(at), "input") for at in range(n)})  # type: ignore[arg-type]
+
+    prover.best, prover.apart, later = trial(5), set(), trial(wrong)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prover, "trial", lambda self: later)
+        patch.setattr(Prover, "_part_boundaries", lambda self: None)
+        assert (prover.try_other(other) is later) == taken
 
 
 def test_what_reaches_no_loss_in_all_modules_is_masked() -> None:
