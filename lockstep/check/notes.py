@@ -92,19 +92,26 @@ def turned_windows(entries: list[Entry]) -> list[str]:
 
 def shuffled_tensors(entries: list[Entry]) -> list[str]:
     """Returns the tensors whose rows or columns are paired in another order, one by one, as behind
-    a flattening of other axes, or in blocks, as behind parts that are joined otherwise."""
+    a flattening of other axes, or in blocks, as behind parts that are joined otherwise; and those
+    of three or more axes that are exchanged though the shape is the same."""
     places: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for entry in entries:
         theirs, ours = _place(entry.reference), _place(entry.port)
         if theirs is not None and ours is not None:
             places.setdefault((entry.reference.name, entry.port.name), []).append((theirs, ours))
     turned = turned_windows(entries)
-    return [
+    shuffled = [
         names[0]
         for names, found in places.items()
         if names[0] not in turned
         and [ours for _, ours in sorted(found)] != sorted(ours for _, ours in found)
     ]
+    return shuffled + [
+        entry.reference.name
+        for entry in entries
+        if entry.turned and entry.shape == entry.port_shape and len(entry.shape) > 2
+        and not (entry.reference.cuts or entry.port.cuts)
+    ]  # fmt: skip
 
 
 def _place(piece: Piece) -> int | None:

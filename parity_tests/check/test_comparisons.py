@@ -187,6 +187,15 @@ def test_modules_of_tensors_without_a_partner_count_as_wrong(wrong: int, taken: 
         assert (prover.try_other(other) is later) == taken
 
 
+@pytest.mark.parametrize(("axes", "told"), [((0, 1, 3, 2), ["rec"]), ((0, 1, 2, 3), [])])
+def test_square_axes_of_a_recurrent_tensor_that_are_exchanged_are_told(
+    axes: tuple[int, ...], told: list[str]
+) -> None:
+    shape = (4, 2, 8, 8)
+    entry = layout.Entry(layout.Piece("rec"), layout.Piece("r"), shape, shape, [axes])
+    assert notes.shuffled_tensors([entry]) == told
+
+
 def test_what_reaches_no_loss_in_all_modules_is_masked() -> None:
     a, b = np.ones((2, 3, 4)), np.ones((2, 3, 4))
     a[0, 2] = b[0, 2] = a[1, 1] = 0

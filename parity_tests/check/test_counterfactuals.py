@@ -233,6 +233,9 @@ PLANTS = [
     Plant("gradient not stopped", "",
           "the gradient is not stopped, for the gradient is stopped (detach), at ref.py",
           [("x.detach())", "x)")], ATTENDING),
+    Plant("gradient not stopped", "", "for the gradient is stopped (detach), at ref.py",
+          [("x.detach())", "x)")], ATTENDING.replace("F.mse_loss(z.detach(), x)",
+                                                     "z.detach().argmax()")),
     Plant("number left out", "between v and gate", "not plus 1, for plus 1",
           [("(1 + x)", "x")], NUMBERS),
     # The tied table is used before: what mends the scores mends its gradient.

@@ -158,6 +158,8 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
         number = all(spot.rule == "loss" for root in open_ones for spot in root.spots)
         if number and side.leaves(seen, roots):
             continue
+        if key[0] in OF_GRADIENTS and not key[3]:
+            key = side.narrow(key, [root for root in open_ones if side.explains(root, seen)])
         # Statistics that are not updated follow from those that are not used.
         for root in [r for r in roots if is_open(r) or r.entry == "running statistics"]:
             if side.explains(root, seen):
@@ -215,6 +217,14 @@ class ChangedSide:
     def is_alone(self, key: Key) -> bool:
         """Says if a change is of one place of several."""
         return bool(key[3]) and key[:3] in self.several
+
+    def narrow(self, key: Key, roots: list[Root]) -> Key:
+        """Finds the one place of several in which a change is enough; else returns it as it is."""
+        for other, _ in self.possible:
+            seen = self.run(other) if other[:3] == key[:3] and self.is_alone(other) else None
+            if seen is not None and all(self.explains(root, seen) for root in roots):
+                return other
+        return key
 
     def makes(self, root: Root, where: list[str]) -> bool:
         """Says if a root's place may follow from one of the calls, in this program, in which
