@@ -20,6 +20,8 @@ MOVES = JOINS | {
     "reshape", "rev", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
     "tile", "transpose", "unbind", "unsqueeze", "view",
 }  # fmt: skip
+IN_FLOAT32 = 1e-6  # relative: of a buffer that one side made in float32
+CASTS = {"convert_element_type", "_to_copy"}
 INDEXED = {"gather", "dynamic_slice", "scatter", "scatter-add"}  # JAX reads or writes at an index
 WRAPPED = 8  # operations behind an index among which its use is sought
 STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
@@ -178,6 +180,8 @@ def _find_constants(
     rows_of = reference.constant_rows | reference.buffer_rows, computed | port.buffer_rows
     given = (_constants_given(*theirs, alive[0], rows_of[0]),
              _constants_given(*ours, alive[1], rows_of[1]))  # fmt: skip
+    kept_any = reference.buffer_rows or port.buffer_rows
+    tolerance = max(tolerance, IN_FLOAT32) if kept_any else tolerance
     lacking = [[n for n, row in mine.items()
                 if not any(_is_one_constant(row, x, tolerance) for x in others.values())]
                for mine, others in (given, given[::-1])]  # fmt: skip
@@ -222,7 +226,7 @@ def _first_lacking(
     for n in reversed(rows):
         if known.find(rows[n]) or not alive.isdisjoint(side.users[n]):
             alive.add(n)
-    made = [n for n in rows if side.values[n].line and side.values[n].op not in MOVES]
+    made = [n for n in rows if side.values[n].line and side.values[n].op not in MOVES | CASTS]
     lacking = () if kept else (n for n in made if n not in alive)
     return next(iter(lacking), made[-1] if made else None)
 

@@ -1,5 +1,6 @@
 """One side's tape of operations, as the following sees it: its values, and what they depend on."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,17 @@ class Computed:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+
+# What a convolution is told without need, and how it is laid out, which shapes show.
+IDLE = {"dilation": "1", "lhs_dilation": "1", "rhs_dilation": "1", "groups": "1",
+        "feature_group_count": "1", "batch_group_count": "1", "transposed": "False",
+        "output_padding": "0"}  # fmt: skip
+LAYOUT = "ConvDimensionNumbers"
+
+
+def _is_idle(name: str, told: str) -> bool:
+    return told.startswith(LAYOUT) or {*re.findall(r"\w+", told)} == {IDLE.get(name)}
 
 
 class SideTape(Graph):
@@ -95,7 +107,8 @@ class SideTape(Graph):
         inputs = [self.values[n] for n in value.inputs]
         given = [i.attributes.get("value", str(i.shape)) if i.op == "constant" else str(i.shape)
                  for i in inputs]  # fmt: skip
-        attributes = [f"{name}={x}" for name, x in value.attributes.items()]
+        told = value.attributes.items()
+        attributes = [f"{name}={x}" for name, x in told if not _is_idle(name, x)]
         of = f" of {', '.join(given)}" if given else ""
         return f"{value.op}{of}" + (f"; {', '.join(attributes)}" if attributes else "")
 

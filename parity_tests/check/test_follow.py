@@ -82,14 +82,25 @@ def test_a_buffer_that_the_reference_computes_is_a_constant(tmp_path: Path) -> N
 def test_the_constant_that_one_side_keeps_in_a_buffer_is_named_where_the_other_makes_it(
     tmp_path: Path,
 ) -> None:
-    table = "(torch.arange(T * D).double() / 7)"
-    init = f"self.register_buffer('table', {table}.sin().view(T, D))"
-    made = f"t = {table}.sin()\nt = t.view(T, D)\nreturn (x + t).tanh()"
+    table = "(torch.arange(T * D).double() / 7).float()"
+    init = f"self.register_buffer('table', {table}.sin().view(T, D).double())"
+    made = f"t = {table}.sin()\nt = t.view(T, D).double()\nreturn (x + t).tanh()"
     pair = Pair((init, "return (x + self.table).tanh()"), ("pass", made), {})
-    for changes in (("/ 7).sin()", "/ 8).sin()"), ("(x + t)", "(x - t)")):
+    for changes in (("/ 7).float()", "/ 8).float()"), ("(x + t)", "(x - t)")):
         (part,) = followed_pair(pair, tmp_path, changes).coarse
         assert changes[1] in part.port and "x + self.table" in part.reference, part
-        assert part.near == ("sin" in changes[1])
+        assert part.near == ("float" in changes[1])
+
+
+def test_a_convolution_is_told_without_what_is_usual(tmp_path: Path) -> None:
+    text = "return F.conv1d(x, self.w, padding=1, dilation={}).tanh()"
+    pair = Pair(
+        ("self.w = P(T, T, 3)", text.format(1)), ("self.w = P(T, T, 3)", text.format(1)), {}
+    )
+    changes = ("padding=1, dilation=1", "padding=2, dilation=2")
+    (part,) = followed_pair(pair, tmp_path, changes).coarse
+    told = [operation.partition("; ")[2] for operation in part.operations]
+    assert told == ["stride=[1], padding=[1]", "stride=[1], padding=[2], dilation=[2]"]
 
 
 def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
