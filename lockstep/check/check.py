@@ -104,7 +104,7 @@ def run(
     beside = [root for root in roots if causes.is_no_fault(root, evidence)]
     roots = [root for root in roots if root not in (*drawn, *beside)]
     if beside and not roots:
-        roots = locate.find_hidden(climbed, beside, calls)
+        roots = locate.find_hidden(climbed, [*beside, *accepted], calls)
         causes.explain(roots, evidence)
         echoes -= sum(len(root.spots) for root in roots)
     shown = reference.about["repeats"] and (

@@ -121,10 +121,10 @@ def _of_free_run(spot: Spot, direction: str) -> Root:
     return root
 
 
-def find_hidden(rungs: list[Stage], slight: list[Root], calls: Calls) -> list[Root]:
-    """Finds what other batches, later updates or whole runs alone show, and roots as slight as
-    these cannot cause: without another root, all that differs counts as their echo."""
-    figures = [root.largest.figure for root in slight if root.entry != "dropout"]
+def find_hidden(rungs: list[Stage], known: list[Root], calls: Calls) -> list[Root]:
+    """Finds what other batches, later updates or whole runs alone show, and roots as small as
+    those known cannot cause: without another root, all that differs counts as their echo."""
+    figures = [root.largest.figure for root in known if root.entry != "dropout"]
     most = AMPLIFIED * max(figures, default=math.inf)
     large = {rung.number: [spot for spot in rung.spots if _relative_gap(spot) > most]
              for rung in rungs}  # fmt: skip

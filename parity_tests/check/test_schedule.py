@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.check import assert_equivalent
+from lockstep.check.check import Result
 from parity_tests.check.inside import check_inside, record_inside
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
@@ -100,10 +101,7 @@ def test_a_run_alone_ends_with_a_table_of_rates(tmp_path: Path) -> None:
     assert not any(rung.lacks for rung in result.rungs if rung.number == "4")
 
 
-@pytest.mark.parametrize("rate", [1, 1.03])
-def test_the_epsilon_of_a_clip_hides_no_rate_of_a_later_update(rate: float, tmp_path: Path) -> None:
-    """The difference that stands beside the verdict is 1e-6 of an update, and this 0.03."""
-    update = """
+CLIPPED = """
 def update(model, opt, step):
     grads = [p.grad for p in model.parameters()]
     norm = torch.stack([g.norm() for g in grads]).norm()
@@ -113,11 +111,33 @@ def update(model, opt, step):
         group["lr"] = 0.1 * (RATE if step > 5 else 1)
     opt.step()
 """
-    texts = [update.replace("EPSILON", eps).replace("RATE", str(each))
-             for eps, each in (("0", 1), ("1e-6", rate))]  # fmt: skip
-    files = [small(tmp_path, f"{name}.py", update=text)
-             for name, text in zip(("ref", "port"), texts)]  # fmt: skip
-    result = check_inside(record_inside(files[0], tmp_path / "trace", curve=4, alone=4), files[1])
+LOUDER = """
+def loss(model, batch):
+    return 1.01 * model(batch["x"]).pow(2).mean()
+"""
+
+
+def check_clipped(folder: Path, rate: float = 1, accept: str = "", **changes: str) -> Result:
+    """A clip's epsilon of 1e-6 stands beside the verdict, with 1e-6 of an update."""
+    texts = [CLIPPED.replace("EPSILON", epsilon).replace("RATE", str(each))
+             for epsilon, each in (("0", 1), ("1e-6", rate))]  # fmt: skip
+    reference = small(folder, "ref.py", update=texts[0])
+    port = small(folder, "port.py", update=texts[1], **changes)
+    recorded = record_inside(reference, folder / "trace", curve=4, alone=4)
+    result = check_inside(recorded, port, accept=[accept] if accept else [])
     assert [root.entry for root in result.beside] == ["optimizer's clip's epsilon"]
+    return result
+
+
+@pytest.mark.parametrize("rate", [1, 1.03])
+def test_the_epsilon_of_a_clip_hides_no_rate_of_a_later_update(rate: float, tmp_path: Path) -> None:
+    result = check_clipped(tmp_path, rate)
     assert [root.rung for root in result.roots] == ["4"] * (rate != 1)
     assert all(root.where.endswith("step 6 of 16") for root in result.roots)
+
+
+def test_beside_an_epsilon_an_accepted_difference_explains_what_it_causes(tmp_path: Path) -> None:
+    """The loss curves, which part by as much as is accepted."""
+    result = check_clipped(tmp_path, accept="loss=0.02", loss=LOUDER)
+    assert result.accepted and not result.roots
+    assert [root.direction for root in check_clipped(tmp_path, loss=LOUDER).roots] == ["forward"]
