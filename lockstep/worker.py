@@ -159,12 +159,12 @@ class Worker:
 
 def end(process: subprocess.Popen[bytes], leaving: float = 2 * wire.LEAVING) -> int:
     """Waits for a process whose connection is closed; kills its group if that takes too long."""
-    try:
-        return process.wait(leaving)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.wait()
+    if leaving:  # else it may end by itself, and leave its children behind
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(leaving)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
 
 
 class ForkServer:

@@ -79,7 +79,7 @@ def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
 
 
 def round_apart(product: Product) -> Product:
-    """The product, which and whose gradients are rounded before they are added to anything.
+    """Puts barriers around a product: it and its gradients are rounded before they are added.
 
     XLA computes x + y in float32, where y was rounded to half precision, by one call of cuBLAS that
     does not round y, even if `xla_allow_excess_precision` is off. It looks through no barrier.

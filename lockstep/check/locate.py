@@ -18,7 +18,7 @@ FREE = {
     "8": ("loss curves", {"forward", "backward", "mapping", "update"}),
 }
 
-# Times: by how much a few batches or steps amplify a slight difference at most.
+# The largest factor by which a few batches or steps amplify a slight difference.
 AMPLIFIED = 1000
 
 
@@ -135,7 +135,7 @@ def find_hidden(rungs: list[Stage], known: list[Root], calls: Calls) -> list[Roo
 
 
 def _from_first_beyond(spot: Spot, bound: float) -> Spot:
-    """Tells an update's gap beyond a wider bound, from the first step in which it is."""
+    """Returns an update's spot under a wider bound, at the first step that exceeds it."""
     assert spot.ours is not None and spot.theirs is not None
     gaps = np.abs(spot.ours - spot.theirs) / largest_finite(spot.theirs)
     tensor, _, step = spot.where.rpartition(", step ")

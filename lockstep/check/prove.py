@@ -24,7 +24,7 @@ from lockstep.model.params import Arrays
 
 TRIALS = 40  # of a mapping: two runs of the port each
 TURNS = 6  # of axes, each in what follows the one before
-UNSEEN = 2  # modules for each tensor that both sides have alone: its own, and the port's
+UNSEEN = 2  # modules that are not compared for a tensor without a partner on both sides
 ROUNDED, FAR = 1e-6, 1e-4  # relative: of a constant made in float32 alone, and of more
 
 

@@ -45,15 +45,15 @@ class Computed:
         return prod(self.shape)
 
 
-# What a convolution is told without need, and how it is laid out, which shapes show.
-IDLE = {"dilation": "1", "lhs_dilation": "1", "rhs_dilation": "1", "groups": "1",
-        "feature_group_count": "1", "batch_group_count": "1", "transposed": "False",
-        "output_padding": "0"}  # fmt: skip
+# Attributes of a convolution that reports leave out: usual values, and its layout.
+USUAL = {"dilation": "1", "lhs_dilation": "1", "rhs_dilation": "1", "groups": "1",
+         "feature_group_count": "1", "batch_group_count": "1", "transposed": "False",
+         "output_padding": "0"}  # fmt: skip
 LAYOUT = "ConvDimensionNumbers"
 
 
-def _is_idle(name: str, told: str) -> bool:
-    return told.startswith(LAYOUT) or {*re.findall(r"\w+", told)} == {IDLE.get(name)}
+def _is_usual(name: str, value: str) -> bool:
+    return value.startswith(LAYOUT) or {*re.findall(r"\w+", value)} == {USUAL.get(name)}
 
 
 class SideTape(Graph):
@@ -107,8 +107,8 @@ class SideTape(Graph):
         inputs = [self.values[n] for n in value.inputs]
         given = [i.attributes.get("value", str(i.shape)) if i.op == "constant" else str(i.shape)
                  for i in inputs]  # fmt: skip
-        told = value.attributes.items()
-        attributes = [f"{name}={x}" for name, x in told if not _is_idle(name, x)]
+        items = value.attributes.items()
+        attributes = [f"{name}={x}" for name, x in items if not _is_usual(name, x)]
         of = f" of {', '.join(given)}" if given else ""
         return f"{value.op}{of}" + (f"; {', '.join(attributes)}" if attributes else "")
 

@@ -167,7 +167,7 @@ def test_a_worker_that_ends_or_hangs_is_one_line(tmp_path: Path) -> None:
 
 
 def is_running(stat: Path) -> bool:
-    """Says if a process of Linux has not ended; the one that inherits it may bury it much later."""
+    """Says if a process on Linux runs: a zombie has ended, whenever its new parent reaps it."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
