@@ -240,7 +240,8 @@ def _find_rearranged(
     (reference, r), (port, p) = theirs, ours
     for i, j in product(port.data_inputs(p), reference.data_inputs(r)):
         axes = [len(side.values[n].shape) for side, n in ((reference, j), (port, i))]
-        if j in met.get(i, ()) and "float" in port.values[i].dtype and max(axes) <= AXES:
+        whole = j in met.get(i, ()) and reference.values[j].size == port.values[i].size
+        if whole and "float" in port.values[i].dtype and max(axes) <= AXES:
             found = _find_movers((reference, j), (port, i), known, rows)
             if found:
                 return found

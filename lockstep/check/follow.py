@@ -270,8 +270,10 @@ class _Walk:
                         and (are_alike(now.rows[d][None], row, self.known.tolerance)[0])
                     ):
                         now.alike[n] = now.met[n] = now.alike[d]
-            if not now.alike[n]:
-                self.apart.append(row)
+        fresh = [n for n in numbers if not now.alike[n]]
+        for n, members in self.port.stacks(fresh, self.known).items():
+            now.alike[n] = now.met[n] = members
+        self.apart += [now.rows[n] for n in fresh if not now.alike[n]]
 
     def _meet(self, at: int, number: int) -> bool:
         """Pairs the tensors that an operation meets, and plays it; False where values part."""

@@ -82,6 +82,7 @@ class Follower:
         port.rows = port.rows if shown else rows
         known = Known(self.tape.data, self.tape.rows, tolerance)
         met = {n: known.find(row) for n, row in port.rows.items()}
+        met |= port.stacks([n for n, found in met.items() if not found], known)
         return find_parts(self.tape, port, known, port.rows, met, {})
 
 

@@ -18,6 +18,7 @@ from lockstep_recorder.operations import COLUMNS, fingerprint, labels_of
 from lockstep_recorder.recording import prefixed
 from lockstep_recorder.wire import group
 
+STACKED = 8  # values that one value may be a stack of
 USES = 8  # next values made of a tensor of the batch, among which a line is sought
 EQUAL = 1e-9  # relative: of figures whose sums are taken in another order
 
@@ -237,6 +238,14 @@ class LiveTape(SideTape):
         found = self._attempt(trials, targets, True)
         return {n: [found[f"{k}/{n}"] for k in range(len(trials))] for n in targets}
 
+    def stacks(self, numbers: list[int], known: "Known") -> dict[int, list[int]]:
+        """Returns those of some values that are stacks of the other side's, and these."""
+        targets = [n for n in numbers if self.is_float(n)
+                   and known.stacked_axes(self.values[n].shape)]  # fmt: skip
+        values = self.values_of([{}], targets) if targets else {}
+        found = {n: known.find_stacked(x) for n, (x,) in values.items()}
+        return {n: members for n, members in found.items() if members}
+
     def _attempt(
         self, trials: list[dict[int, np.ndarray]], targets: list[int], values: bool
     ) -> Arrays:
@@ -410,6 +419,20 @@ class Known:
     def find(self, row: np.ndarray) -> list[int]:
         """Finds the values that have the same elements, in any order."""
         return self.find_each(row[None])[0]
+
+    def stacked_axes(self, shape: Shape) -> list[int]:
+        """Finds the axes along which a value of a shape may be a stack of these."""
+        return [axis for axis, length in enumerate(shape)
+                if 1 < length <= STACKED and prod(shape) // length in self.tables]  # fmt: skip
+
+    def find_stacked(self, x: np.ndarray) -> list[int]:
+        """Finds the values that one is a stack of, such as those of an ensemble's members."""
+        for axis in self.stacked_axes(x.shape):
+            rows = np.array([fingerprint(part) for part in np.moveaxis(x, axis, 0)])
+            found = self.find_each(rows)
+            if all(found) and not any(row[5] == row[6] for row in rows if row[0] > 1):
+                return [n for each in found for n in each]
+        return []
 
     def find_each(self, rows: np.ndarray) -> list[list[int]]:
         """Finds the values that have the same elements as each of these, in any order."""

@@ -144,6 +144,10 @@ BEHIND = {
     "another part of a value": (
         "a, b, c = x.chunk(3, -1)\nreturn (a.tanh() * b).repeat(1, 1, 3) + c.sum()",
         [("a, b, c = ", "b, c, a = ")]),
+    "members of an ensemble in one value": (
+        "a, b = (2 * x).sin(), (3 * x).sin()\nreturn a.tanh() + b.tanh()",
+        [("a.tanh() + b.tanh()", "y.tanh().mean(0)"),
+         ("a, b = (2 * x).sin(), (3 * x).sin()", "y = torch.stack([2 * x, 3 * x]).sin()")]),
     "an input that one side leaves out": (
         "y = x * ids.unsqueeze(-1)\nreturn y.tanh()",
         [("ids.unsqueeze(-1)", "x.argmax(-1, True)")]),
