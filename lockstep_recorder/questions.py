@@ -133,7 +133,7 @@ def describe_run(
         JSON; `elements/NUMBER`; `rows`, the fingerprints of `Operations.data`; `marginals/NUMBER`
         of those at which data meets parameters and of what these are given; `value/NUMBER` of the
         latter, where it is not among `seen`; `cotangents`, see `describe_gradients`; `constants`,
-        rows of a number and a fingerprint.
+        rows of a number and a fingerprint, of what is made of constants and buffers alone.
     """
     size = sum(x.size for x in weights.values())
     if size > MOST:
@@ -141,12 +141,12 @@ def describe_run(
     try:
         with side.in_float64() as exact:
             player = make_player(exact, weights, spec, batch, gradients=not side.forward)
-            return _describe_run(player, seen)
+            return _describe_run(player, seen, set(side.facts()["parameters"]))
     except Exception as error:  # such as an operation that cannot be dispatched; nothing is lost
         return {"lacks": str(error).partition("\n")[0][:200] or type(error).__name__}, {}
 
 
-def _describe_run(player: Player, seen: Arrays) -> tuple[dict[str, Any], Arrays]:
+def _describe_run(player: Player, seen: Arrays, trained: set[str]) -> tuple[dict[str, Any], Arrays]:
     told, arrays = describe(player)
     tape, known = player.tape, _Seen(seen)
     data, meetings = tape.data, tape.meetings
@@ -166,9 +166,13 @@ def _describe_run(player: Player, seen: Arrays) -> tuple[dict[str, Any], Arrays]
 
     arrays["rows"] = player.play({}, data, look)
     arrays["cotangents"] = _numbered_rows(tape.cotangents)
-    if tape.constants:
-        rows = player.play({}, tape.constants)
-        arrays["constants"] = np.concatenate([np.array(tape.constants).reshape(-1, 1), rows], 1)
+    held = {n for n, v in enumerate(tape.values) if v.origin == "parameter" and v.name in trained}
+    fixed: set[int] = set()
+    for n in sorted(tape.needed - set(data) - held):
+        fixed |= {n} if fixed.issuperset(tape.inputs(n)) else set()
+    if fixed:
+        rows = player.play({}, sorted(fixed))
+        arrays["constants"] = np.concatenate([np.array(sorted(fixed)).reshape(-1, 1), rows], 1)
     return told, arrays
 
 

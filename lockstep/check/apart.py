@@ -37,6 +37,7 @@ class PartedAt:
         number: on the reference's tape.
         near: the operations are given other values, or one program lacks one: what is wrong is
             near these lines, and perhaps at none of them.
+        hints: what else is known of what they are given.
     """
 
     reference: str
@@ -44,6 +45,7 @@ class PartedAt:
     operations: tuple[str, str] = ("", "")
     number: int = -1
     near: bool = False
+    hints: tuple[str, ...] = ()
 
 
 def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
@@ -97,14 +99,15 @@ def find_parts(
         reached = [_with_moved(side, of) for side, of in zip((reference, port), known_to)]
         r, p = _first_apart(reference, reached[0], r), _first_apart(port, reached[1], p)
         here = (reference, r), (port, p)
+        hints: list[str] = []
         moved = (_find_rearranged(*here, known, rows, met)
-                 or _find_constants(*here, known_to, known.tolerance)
+                 or _find_constants(*here, known_to, known.tolerance, hints)
                  or _find_moved(*here, known_to) or _find_chosen(*here, met))  # fmt: skip
         near = moved is None and not _are_given_alike(*here, met)
         r_shown, p_shown = moved or (r, p)
         near |= (r_shown == r) != (p_shown == p)  # one side's constant is a buffer
         part = part_at(reference, r_shown, port, p_shown)
-        found.append(replace(part, number=r, near=near))
+        found.append(replace(part, number=r, near=near, hints=tuple(hints)))
     return found
 
 
@@ -170,11 +173,11 @@ def _chosen(side: SideTape, number: int) -> int | None:
 
 def _find_constants(
     theirs: tuple[RecordedTape, int], ours: tuple[LiveTape, int], alive: tuple[set[int], set[int]],
-    tolerance: float,
+    tolerance: float, hints: list[str],
 ) -> tuple[int, int] | None:  # fmt: skip
     """Finds the operations that make other constants for two operations, such as weights of a first
     state of zeros, or a time; on a side that keeps it in a buffer, the operation itself. None where
-    one of the two has no constant of its own."""
+    one of the two has no constant of its own. Adds a hint for each constant that no line makes."""
     reference, port = theirs[0], ours[0]
     computed = dict(zip(port.constants, port.play({}, port.constants)))
     rows_of = reference.constant_rows | reference.buffer_rows, computed | port.buffer_rows
@@ -186,11 +189,21 @@ def _find_constants(
                 if not any(_is_one_constant(row, x, tolerance) for x in others.values())]
                for mine, others in (given, given[::-1])]  # fmt: skip
     above: list[Rows] = []
-    for side, numbers, rows in zip((reference, port), lacking, rows_of):
+    sides = reference, port
+    for side, numbers, rows in zip(sides, lacking, rows_of):
         above.append({n: rows[n] for n in sorted(side.above(numbers)) if n in rows})
-    kept = [rows.keys() <= side.buffer_rows.keys() for side, rows in zip((reference, port), above)]
-    r = _first_lacking(reference, above[0], above[1], tolerance, kept[1])
-    p = _first_lacking(port, above[1], above[0], tolerance, kept[0])
+    alike = [_alike_or_made_into(sides[k], above[k], above[1 - k], tolerance) for k in (0, 1)]
+    unmade = [[n for n in rows
+               if side.values[n].op == "constant" and rows[n][0] > 1 and n not in there]
+              for side, rows, there in zip(sides, above, alike)]  # fmt: skip
+    for word, side, numbers in zip(("reference", "port"), sides, unmade):
+        hints += [f"the {word} has a constant of {side.values[n].shape} here that the other side "
+                  "has not; no line that runs on tensors makes it: look at NumPy's"
+                  for n in numbers[:1]]  # fmt: skip
+    untold = [rows.keys() <= side.buffer_rows.keys() or bool(numbers)
+              for side, rows, numbers in zip(sides, above, unmade)]  # fmt: skip
+    r = _first_lacking(reference, above[0], alike[0], untold[1])
+    p = _first_lacking(port, above[1], alike[1], untold[0])
     if (r is None) != (p is None) and all(lacking):
         r, p = (theirs[1] if r is None else r), (ours[1] if p is None else p)
     return None if r is None or p is None else (r, p)
@@ -210,24 +223,32 @@ def _constants_given(side: SideTape, number: int, alive: set[int], rows: Rows) -
 
 
 def _is_one_constant(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
-    """Says if two constants are alike, or one number throughout in two shapes."""
-    same_number = a[5] == a[6] == b[5] == b[6]
-    return bool(same_number or are_alike(a[None], b, tolerance)[0])
+    """Says if two constants are alike, or one repeats the other, such as a number throughout."""
+    return bool(are_alike(_of_one(a)[None], _of_one(b), tolerance)[0])
 
 
-def _first_lacking(
-    side: SideTape, rows: Rows, others: Rows, tolerance: float, kept: bool
-) -> int | None:
-    """Finds the operation that makes the first of some constants, in order, that is not among
-    others, nor is made into one that is; else the last that makes one, as where the others are
-    kept, and nothing tells how they were made."""
-    known = Known(list(others), np.array([*others.values()]).reshape(-1, COLUMNS), tolerance)
-    alive: set[int] = set()
+def _of_one(row: np.ndarray) -> np.ndarray:
+    """Returns a fingerprint for each element: how often all are repeated does not change it."""
+    return np.concatenate([row[:5] / max(row[0], 1), row[5:]])
+
+
+def _alike_or_made_into(side: SideTape, rows: Rows, others: Rows, tolerance: float) -> set[int]:
+    """Finds which of some constants, in order, are among others, or are made into one that is."""
+    known = [_of_one(row) for row in others.values()]
+    table = Known([*range(len(known))], np.array(known).reshape(-1, COLUMNS), tolerance)
+    found: set[int] = set()
     for n in reversed(rows):
-        if known.find(rows[n]) or not alive.isdisjoint(side.users[n]):
-            alive.add(n)
+        if table.find(_of_one(rows[n])) or not found.isdisjoint(side.users[n]):
+            found.add(n)
+    return found
+
+
+def _first_lacking(side: SideTape, rows: Rows, alike: set[int], untold: bool) -> int | None:
+    """Finds the operation that makes the first of some constants, in order, that is not among
+    those of the other side; else the last that makes one, as where nothing tells how the others
+    were made."""
     made = [n for n in rows if side.values[n].line and side.values[n].op not in MOVES | CASTS]
-    lacking = () if kept else (n for n in made if n not in alive)
+    lacking = () if untold else (n for n in made if n not in alike)
     return next(iter(lacking), made[-1] if made else None)
 
 

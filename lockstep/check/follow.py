@@ -793,7 +793,8 @@ class _Walk:
 def _constants(reference: RecordedTape, port: LiveTape, buffers: Arrays) -> Arrays:
     """Selects the port's buffers that are constants of the reference; those of one number
     throughout may be state."""
-    rows = reference.constant_rows
+    made = set(reference.constants)
+    rows = {n: row for n, row in reference.constant_rows.items() if n in made}
     known = Known([*rows], np.array([*rows.values()]).reshape(-1, COLUMNS), ROUNDED)
     found = {}
     for name in port.names:

@@ -165,7 +165,7 @@ def _first_use(side: SideTape, numbers: set[int]) -> int | None:
 
 def _put(root: Root, part: PartedAt) -> None:
     root.lines, root.operations = [part.reference, part.port], list(part.operations)
-    root.near = part.near
+    root.near, root.hints = part.near, [*part.hints, *root.hints]
 
 
 class _Places:

@@ -63,8 +63,8 @@ class SideTape(Graph):
     Args:
         about: what the recorder tells of it.
         arrays: `elements/NUMBER`, where these are not regular; `cotangents`, rows of a number and
-            the fingerprint of its gradient; `constants`, the same of values that depend on neither
-            the batch nor parameters.
+            the fingerprint of its gradient; `constants`, the same of values that are made of
+            constants and buffers alone.
     """
 
     def __init__(self, about: dict[str, Any], arrays: Arrays) -> None:

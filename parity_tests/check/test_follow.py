@@ -92,6 +92,21 @@ def test_the_constant_that_one_side_keeps_in_a_buffer_is_named_where_the_other_m
         assert part.near == ("float" in changes[1])
 
 
+def test_a_table_that_numpy_makes_is_told_where_it_is_used(tmp_path: Path) -> None:
+    init = "self.register_buffer('rate', torch.linspace(1, 2, D // 2, dtype=torch.float64))"
+    theirs = (
+        "t = torch.arange(T)[:, None] * self.rate.repeat(2)\nt = t.sin()\nreturn (x * t).tanh()"
+    )
+    made = ("t = torch.from_numpy(np.arange(T)[:, None] * np.linspace(1, 2, D // 2))\n"
+            "return (x * t.sin().repeat(1, 2)).tanh()")  # fmt: skip
+    pair = Pair((init, theirs), ("pass", made), {})
+    (part,) = followed_pair(pair, tmp_path, ("(1, 2, D // 2)", "(1, 3, D // 2)")).coarse
+    assert "t.sin()" in part.reference and "t.sin()" in part.port and not part.near
+    assert "the port has a constant of (6, 6) here" in part.hints[0]
+    (part,) = followed_pair(pair, tmp_path, ("(x * t", "(2 * x * t")).coarse
+    assert "x * t" in part.reference and "2 * x" in part.port and not part.hints
+
+
 def test_a_convolution_is_told_without_what_is_usual(tmp_path: Path) -> None:
     text = "return F.conv1d(x, self.w, padding=1, dilation={}).tanh()"
     pair = Pair(
