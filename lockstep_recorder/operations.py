@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from lockstep_recorder.user import LIBRARIES
 HERE = os.path.dirname(__file__)
 # From these the user's functions are called.
 OUTSIDE = tuple(os.path.join(HERE, name) for name in ("user.py", "side_torch.py", "side_jax.py"))
+CALLERS = 2  # lines that are told of those from which a function is called, where these are several
 COLUMNS = 9  # of a fingerprint
 SEES_ORDER = slice(7, 9)  # the columns that change with the order of the elements
 STEPS = (0.6180339887498949, 0.7548776662466927)  # of two sequences that fill an interval evenly
@@ -33,7 +34,8 @@ class Step:
     outputs: list[int]
     apply: Callable[[list[Any], bool], list[Any]]  # (values, alone: change none of them)
     attributes: dict[str, str]
-    line: str  # FILE:LINE and the text there; "" where no file of the user's is at work
+    # FILE:LINE and the text there, in the user's files, and the lines that call it from there on.
+    lines: tuple[str, ...]
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Operations(Graph):
 
     def add(
         self, name: str, inputs: list[int], outputs: list[Any], apply: Callable[..., list[Any]],
-        attributes: dict[str, str], line: str,
+        attributes: dict[str, str], lines: Sequence[str] = (),
     ) -> list[int]:  # fmt: skip
         """Adds a step; returns the numbers of its values.
 
@@ -80,7 +82,7 @@ class Operations(Graph):
         first = len(self.values)
         self.values += [TapeValue(*_form(x), step=len(self.steps)) for x in outputs]
         numbers = list(range(first, len(self.values)))
-        self.steps.append(Step(name, inputs, numbers, apply, attributes, line))
+        self.steps.append(Step(name, inputs, numbers, apply, attributes, tuple(lines)))
         return numbers
 
     def begin_parameter(self, x: Any, name: str, of_pairs: Callable[[Any], Any]) -> int:
@@ -96,7 +98,7 @@ class Operations(Graph):
         def apply(values: list[Any], alone: bool) -> list[Any]:
             return [of_pairs(values[0])]
 
-        return self.add("complex", [pairs], [x], apply, {}, "")[0]
+        return self.add("complex", [pairs], [x], apply, {})[0]
 
     def inputs(self, number: int) -> list[int]:
         step = self.values[number].step
@@ -113,6 +115,10 @@ class Operations(Graph):
     def describe(self) -> dict[str, Any]:
         """Returns the tape as JSON."""
         told: list[dict[str, Any]] = []
+        called_at: dict[tuple[str, ...], set[str]] = {}
+        for lines in {step.lines for step in self.steps}:
+            for at in range(1, len(lines)):
+                called_at.setdefault(lines[:at], set()).add(lines[at])
         for value in self.values:
             about: dict[str, Any] = {"shape": list(value.shape), "dtype": value.dtype}
             if value.step < 0:
@@ -122,8 +128,11 @@ class Operations(Graph):
                     about["attributes"] = {"value": f"{single.item():.12g}"}
             else:
                 step = self.steps[value.step]
-                about |= {"op": step.name, "inputs": step.inputs, "line": step.line,
-                          "attributes": step.attributes}  # fmt: skip
+                callers = [caller for at, caller in enumerate(step.lines)
+                           if at and len(called_at[step.lines[:at]]) > 1]  # fmt: skip
+                about |= {"op": step.name, "inputs": step.inputs, "attributes": step.attributes,
+                          "line": step.lines[0] if step.lines else ""}  # fmt: skip
+                about |= {"callers": callers[:CALLERS]} if callers else {}
             told.append(about)
         return {"values": told, "loss": self.loss}
 
@@ -385,13 +394,14 @@ def _sequence(size: int, step: float) -> np.ndarray:
     return np.arange(1, size + 1) * step % 1.0 - 0.5
 
 
+@cache
 def is_users(file: str) -> bool:
     """Says if a file is neither a library's nor ours."""
     return not (file.startswith((*LIBRARIES, HERE, "<")) or not file)
 
 
-def line_of(frames: Iterable[tuple[str, int]]) -> str:
-    """FILE:LINE and the text of the innermost frame in the user's files, or "".
+def lines_of(frames: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """Yields FILE:LINE and the text of the frames in the user's files, the innermost first.
 
     Args:
         frames: (file, line), the innermost first.
@@ -401,5 +411,9 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str:
             break
         if is_users(file):
             text = linecache.getline(file, line).strip()
-            return f"{os.path.basename(file)}:{line}  {text}".rstrip()
-    return ""
+            yield f"{os.path.basename(file)}:{line}  {text}".rstrip()
+
+
+def line_of(frames: Iterable[tuple[str, int]]) -> str:
+    """Returns the first of `lines_of`, or ""."""
+    return next(lines_of(frames), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.jax_numpy import function_of
-from lockstep_recorder.operations import Operations, Player, TapeValue, line_of
+from lockstep_recorder.operations import Operations, Player, TapeValue, lines_of
 from lockstep_recorder.tape import Tape, is_float
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")  # where a primitive keeps its program
@@ -29,6 +30,7 @@ class Flat:
 
     def __init__(self) -> None:
         self.tape = Operations()
+        self.around: list[tuple[str, int]] = []  # frames of what calls the equations
         # What is differentiated as one: (function, inputs, outputs). A custom derivative is one,
         # the operations inside of it are not.
         self.parts: list[tuple[Function, list[int], list[int]]] = []
@@ -61,7 +63,8 @@ class Flat:
             body, consts = self.opened(inner)
             if len(body.invars) == len(inputs):
                 before = len(self.parts)
-                outputs = self.walk(body, consts, inputs)
+                with self.inside(eqn):
+                    outputs = self.walk(body, consts, inputs)
                 if name.startswith("custom_"):
                     outputs = [self.copied(n) if n in inputs else n for n in outputs]
                     self.parts[before:] = [(compute, inputs, outputs)]
@@ -76,13 +79,30 @@ class Flat:
         attributes = {key: repr(x) for key, x in eqn.params.items() if _is_plain(x)}
         attributes = {key: x for key, x in attributes.items() if len(x) <= LEGIBLE}
         shapes = [v.aval for v in eqn.outvars]
-        outputs = self.tape.add(name, inputs, shapes, apply, attributes, line_of(frames(eqn)))
+        lines = self.lines(eqn)
+        outputs = self.tape.add(name, inputs, shapes, apply, attributes, lines)
         self.parts.append((compute, inputs, outputs))
         return outputs
 
+    @contextlib.contextmanager
+    def inside(self, eqn: Any) -> Iterator[None]:
+        """Equations of what one calls have frames of their own alone, from JAX 0.5 on."""
+        former, self.around = self.around, [*frames(eqn), *self.around]
+        try:
+            yield
+        finally:
+            self.around = former
+
+    def lines(self, eqn: Any) -> list[str]:
+        """Returns an equation's line and its callers'; none of a stop that a library calls."""
+        own = [*frames(eqn)]
+        if eqn.primitive.name == "stop_gradient" and not any(lines_of(own)):
+            return []
+        return [*lines_of([*own, *self.around])]
+
     def copied(self, number: int) -> int:
         """Adds a value of its own for what a custom derivative passes on unchanged."""
-        (copy,) = self.tape.add("copy", [number], [self.tape.values[number]], _first, {}, "")
+        (copy,) = self.tape.add("copy", [number], [self.tape.values[number]], _first, {})
         return copy
 
     def opened(self, inner: Any) -> tuple[Any, list[int]]:
@@ -92,15 +112,16 @@ class Flat:
 
     def scan(self, eqn: Any, inputs: list[int]) -> list[int]:
         """Each turn's equations, one after the other."""
-        params, line = eqn.params, line_of(frames(eqn))
+        params, lines = eqn.params, self.lines(eqn)
         body, consts = self.opened(params["jaxpr"])
         fixed, carried = params["num_consts"], params["num_carry"]
         carry = inputs[fixed : fixed + carried]
         given: list[list[int]] = [[] for _ in eqn.outvars[carried:]]
         turns = range(params["length"])
         for turn in reversed(turns) if params["reverse"] else turns:
-            parts = [self._part(n, turn, line) for n in inputs[fixed + carried :]]
-            made = self.walk(body, consts, [*inputs[:fixed], *carry, *parts])
+            parts = [self._part(n, turn, lines) for n in inputs[fixed + carried :]]
+            with self.inside(eqn):
+                made = self.walk(body, consts, [*inputs[:fixed], *carry, *parts])
             carry = made[:carried]
             for list_, number in zip(given, made[carried:]):
                 list_.append(number)
@@ -108,18 +129,18 @@ class Flat:
             given = [list_[::-1] for list_ in given]
         stacks = []
         for list_, v in zip(given, eqn.outvars[carried:]):
-            stacks += self.tape.add("stack", list_, [v.aval], _stack, {}, line)
+            stacks += self.tape.add("stack", list_, [v.aval], _stack, {}, lines)
             self.parts.append((lambda *values: [jnp.stack(values)], list_, stacks[-1:]))
         return [*carry, *stacks]
 
-    def _part(self, number: int, turn: int, line: str) -> int:
+    def _part(self, number: int, turn: int, lines: list[str]) -> int:
         whole = self.tape.values[number]
         shape = jax.ShapeDtypeStruct(whole.shape[1:], jnp.dtype(whole.dtype))
 
         def apply(values: list[Any], alone: bool) -> list[Any]:
             return [values[0][turn]]
 
-        made = self.tape.add("index", [number], [shape], apply, {"at": str(turn)}, line)
+        made = self.tape.add("index", [number], [shape], apply, {"at": str(turn)}, lines)
         self.parts.append((lambda x: [x[turn]], [number], made))
         return made[0]
 

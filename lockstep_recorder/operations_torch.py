@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import CallLog
-from lockstep_recorder.operations import Operations, TapeValue, line_of
+from lockstep_recorder.operations import Operations, TapeValue, lines_of
 from lockstep_recorder.torch_modes import frames, without_recomputation
 
 aten = torch.ops.aten
@@ -102,12 +102,12 @@ class Recording(TorchDispatchMode):
             return [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
 
         attributes = {key: repr(x)[:80] for key, x in _named(func, args, kwargs) if _is_told(x)}
-        line = line_of(frames())
-        added = self.tape.add(_name(func), inputs, outputs, apply, attributes, line)
+        lines = tuple(lines_of(frames()))
+        added = self.tape.add(_name(func), inputs, outputs, apply, attributes, lines)
         for x, number in zip(outputs, added):
             self.know(x, number)
         if changes:
-            self._change(outputs, line)
+            self._change(outputs, lines)
         return y
 
     def cotangents(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -118,13 +118,13 @@ class Recording(TorchDispatchMode):
         return {self.numbers[id(x)]: torch.zeros_like(x) if g is None else g
                 for x, g in zip(wanted, found)}  # fmt: skip
 
-    def _change(self, outputs: list[torch.Tensor], line: str) -> None:
+    def _change(self, outputs: list[torch.Tensor], lines: tuple[str, ...]) -> None:
         """Gives new numbers to the tensors that share memory with one that was changed."""
         for y in outputs:
             for x in self.sharing.get(_storage(y), []):
                 if x is not y:
                     inputs = [self.numbers[id(x)], self.numbers[id(y)]]
-                    (number,) = self.tape.add("seen through", inputs, [x], _first, {}, line)
+                    (number,) = self.tape.add("seen through", inputs, [x], _first, {}, lines)
                     self.numbers[id(x)] = number
 
 
@@ -181,7 +181,7 @@ def make_tape(
     def forced_point(y: torch.Tensor, *args: Any) -> torch.Tensor:
         made: torch.Tensor = point(y, *args)  # which is made of what is given, and stands for y
         inputs = [recording.number(made), recording.number(y)]
-        recording.know(made, *tape.add("forced", inputs, [made], _first, {}, ""))
+        recording.know(made, *tape.add("forced", inputs, [made], _first, {}))
         return made
 
     def known(x: np.ndarray) -> torch.Tensor:

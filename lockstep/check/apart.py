@@ -38,6 +38,7 @@ class PartedAt:
         near: the operations are given other values, or one program lacks one: what is wrong is
             near these lines, and perhaps at none of them.
         hints: what else is known of what they are given.
+        callers: of each line, those from which its function is called, if it is from others.
     """
 
     reference: str
@@ -46,12 +47,14 @@ class PartedAt:
     number: int = -1
     near: bool = False
     hints: tuple[str, ...] = ()
+    callers: tuple[tuple[str, ...], ...] = ((), ())
 
 
 def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
     """Tells two operations, by their numbers."""
     told = reference.tell(_user_of_index(reference, r)), port.tell(_user_of_index(port, p))
-    return PartedAt(reference.line(r), port.line(p), told, r)
+    callers = reference.callers(r), port.callers(p)
+    return PartedAt(reference.line(r), port.line(p), told, r, callers=callers)
 
 
 def _user_of_index(side: SideTape, number: int) -> int:

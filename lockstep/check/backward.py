@@ -279,8 +279,7 @@ def name_and_join(
         found, is_shown = compared.find(root.spots[0])
         if found is None:
             continue
-        root.lines, root.operations = [found.reference, found.port], list(found.operations)
-        root.near = found.near
+        root.put_lines(found)
         if not is_shown:
             continue
         if found in joined:

@@ -127,13 +127,13 @@ def name_lines(
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
         here = next((part for part in parts_for(root) if part.number in inside), None)
         if here:
-            _put(root, here)
+            root.put_lines(here)
     if forward and not any(root.lines for root in forward):
         for part in parts_for(forward[0])[:1]:
-            _put(forward[0], part)
+            forward[0].put_lines(part)
     for root in [root for root in forward + states if not (root.lines or rounded)]:
         if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
-            _put(root, used)
+            root.put_lines(used)
     lacking = rounded and not all(root.lines for root in forward)
     why = "no lines are named: values part at a constant made in float32, too"
     return [why] * (lacking or (rounded and not forward))
@@ -161,11 +161,6 @@ def _first_use(side: SideTape, numbers: set[int]) -> int | None:
     users = sorted({user for n in numbers for user in side.users[n]})
     stops = [user for user in users if side.values[user].op in STOPS]
     return next(iter(stops or [user for user in users if user not in numbers]), None)
-
-
-def _put(root: Root, part: PartedAt) -> None:
-    root.lines, root.operations = [part.reference, part.port], list(part.operations)
-    root.near, root.hints = part.near, [*part.hints, *root.hints]
 
 
 class _Places:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lockstep.check import names
+from lockstep.check.apart import PartedAt
 from lockstep.check.modules import Calls, above, shapes_of_other_sizes
 from lockstep.check.rungs import BATCH, Spot, Stage, largest_finite
 
@@ -39,11 +40,18 @@ class Root:
     everywhere: str = ""  # all layers, all calls
     lines: list[str] = field(default_factory=list)  # of the reference and of the port
     operations: list[str] = field(default_factory=list)  # at these lines
+    callers: list[list[str]] = field(default_factory=list)  # lines from which these are called
     near: bool = False  # the lines are the nearest that are known
 
     @property
     def name(self) -> str:
         return f"{self.where}, {self.direction}"
+
+    def put_lines(self, part: PartedAt) -> None:
+        """Takes the lines of the place at which values part."""
+        self.lines, self.operations = [part.reference, part.port], list(part.operations)
+        self.callers, self.near = [list(lines) for lines in part.callers], part.near
+        self.hints = [*part.hints, *self.hints]
 
     def joined_with(self, other: "Root") -> "Root":
         """Joins both places into one root; it has the causes of both."""
@@ -56,6 +64,7 @@ class Root:
             everywhere=self.everywhere * (self.everywhere == other.everywhere),
             largest=max(self.largest, other.largest, key=lambda spot: spot.share),
             entry=told.entry, cause="; ".join(causes), remedy="; ".join(remedies),
+            callers=self.callers if self.callers == other.callers else [],
         )  # fmt: skip
 
 

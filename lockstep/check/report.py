@@ -100,8 +100,10 @@ def _of_root(number: int | str, root: Root) -> list[str]:
 def details(root: Root) -> list[tuple[str, str]]:
     """Returns what is known of a root: a word, such as "cause", and what it says."""
     found = [("cause" if root.rung != "1" else "found", root.cause)]
-    found += [(side, f"{line}  [{operation}]") for side, line, operation
-              in zip(("reference", "port"), root.lines, root.operations)]  # fmt: skip
+    callers = root.callers or [[], []]
+    found += [(side, "\n".join([f"{line}  [{operation}]", *(f"called at {at}" for at in lines)]))
+              for side, line, operation, lines
+              in zip(("reference", "port"), root.lines, root.operations, callers)]  # fmt: skip
     found += [("lines", NEAR)] * root.near
     found += [("known", hint) for hint in root.hints[:2]]
     return [(word, said) for word, said in [*found, ("try", root.remedy)] if said]
@@ -207,7 +209,8 @@ def _root_json(root: Root) -> dict[str, Any]:
         "rung": root.rung, "where": root.where, "direction": root.direction, "names": root.names,
         "figure": _number(root.largest.figure), "bound": _number(root.largest.bound),
         "entry": root.entry, "cause": root.cause, "try": root.remedy, "hints": root.hints,
-        "lines": root.lines, "operations": root.operations, "near": root.near,
+        "lines": root.lines, "operations": root.operations, "callers": root.callers,
+        "near": root.near,
     }  # fmt: skip
 
 

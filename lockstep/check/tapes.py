@@ -40,6 +40,7 @@ class Computed:
     dtype: str
     line: str
     attributes: dict[str, str]
+    callers: tuple[str, ...] = ()  # lines that call its own, where these are several
 
     @property
     def size(self) -> int:
@@ -70,7 +71,7 @@ class SideTape(Graph):
     def __init__(self, about: dict[str, Any], arrays: Arrays) -> None:
         self.values = [
             Computed(v["op"], v.get("name", ""), tuple(v["inputs"]), tuple(v["shape"]), v["dtype"],
-                  v["line"], v.get("attributes", {}))
+                  v["line"], v.get("attributes", {}), tuple(v.get("callers", ())))
             for v in about["values"]
         ]  # fmt: skip
         self.loss: int = about["loss"]
@@ -116,10 +117,16 @@ class SideTape(Graph):
     def line(self, number: int) -> str:
         """Finds the line of an operation, or of the last before it that has one; of the batch,
         that of its first use."""
+        return self.values[self._with_line(number)].line
+
+    def callers(self, number: int) -> tuple[str, ...]:
+        """Returns the lines from which the line of an operation is called, if it is from others."""
+        return self.values[self._with_line(number)].callers
+
+    def _with_line(self, number: int) -> int:
         above = sorted((n for n in self.above([number]) if self.is_data(n)), reverse=True)
         below = self.below(number, USES) if self.values[number].op == "batch" else []
-        lines = (self.values[n].line for n in (number, *above, *below))
-        return next(filter(None, lines), "")
+        return next((n for n in (number, *above, *below) if self.values[n].line), number)
 
     def is_float(self, number: int) -> bool:
         return any(kind in self.values[number].dtype for kind in ("float", "complex"))
@@ -387,6 +394,8 @@ def _is_value(v: Any) -> bool:
         and len(v["shape"]) <= 32
         and all(type(v.get(name, "")) is str for name in ("name", "kept"))
         and type(v.get("attributes", {})) is dict
+        and type(v.get("callers", [])) is list
+        and all(type(line) is str for line in v.get("callers", []))
     )
 
 

@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from lockstep.process import ROOT
 from lockstep_recorder import questions, tree
 from lockstep_recorder.noise import perturb
 from lockstep_recorder.operations import fingerprint
+from lockstep_recorder.operations_jax import Flat
 from lockstep_recorder.questions import describe_run
 from lockstep_recorder.recording import prefixed
 from parity_tests.check.follow_pairs import PAIRS, Pair
@@ -105,6 +107,35 @@ def test_a_table_that_numpy_makes_is_told_where_it_is_used(tmp_path: Path) -> No
     assert "the port has a constant of (6, 6) here" in part.hints[0]
     (part,) = followed_pair(pair, tmp_path, ("(x * t", "(2 * x * t")).coarse
     assert "x * t" in part.reference and "2 * x" in part.port and not part.hints
+
+
+def test_a_line_of_a_helper_is_told_with_its_call(tmp_path: Path) -> None:
+    text = "f = lambda z: z.tanh() + z\nx = f(x)\nx = f(2 * x).sin()\nreturn f(x)"
+    (part,) = followed_pair(
+        Pair(("", text), ("", text), {}), tmp_path, ("(2 * x)", "(x - 2)")
+    ).parts
+    assert "f(x - 2)" in part.port and part.callers == ((), ())
+    wrong = "g = lambda z: z.tanh() - z\n" + text.replace("f(2", "g(2")
+    (part,) = followed_pair(Pair(("", text), ("", wrong), {}), tmp_path).parts
+    assert "z.tanh() - z" in part.port and "z.tanh() + z" in part.reference
+    assert [[line.partition("  ")[2] for line in lines] for lines in part.callers] == [
+        ["x = f(2 * x).sin()"], []]  # fmt: skip
+
+
+def test_what_jax_compiles_of_its_own_has_the_lines_of_its_call() -> None:
+    """But for a stop, which its user did not write."""
+    library = eval(compile("jax.jit(lambda x: jax.lax.stop_gradient(x) + x)", "<library>", "eval"))
+
+    def helper(x: jax.Array) -> jax.Array:
+        return x.var() * library(x)
+
+    flat = Flat()
+    jaxpr = jax.make_jaxpr(lambda x: helper(helper(x)).sum())(np.ones(3, np.float32)).jaxpr
+    (flat.tape.loss,) = flat.walk(jaxpr, [], [flat.tape.begin(np.ones(3), "batch")])
+    told = flat.tape.describe()["values"]
+    lines = {v["op"]: v["line"].partition("  ")[2] for v in told if v["line"]}
+    assert {lines[op] for op in ("square", "mul", "add")} == {"return x.var() * library(x)"}
+    assert "stop_gradient" not in lines and "stop_gradient" in {v["op"] for v in told}
 
 
 def test_a_convolution_is_told_without_what_is_usual(tmp_path: Path) -> None:
