@@ -20,12 +20,16 @@ def answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arra
 
     `tape`: made with `weights` and the batch; tells its values, and `elements/NUMBER`. With
         `gradients`, those of its values in their place; what is `forced` is as in a run.
+    `tape of a batch`: what a trace tells of its first batch, `describe_run`, of this one.
     `tape start`: forgets what was played; `weights` are its parameters.
     `tape play`: puts `given/NUMBER` in, takes back those of `free`, keeps what follows;
         fingerprints of the targets.
     `tape attempt`: each `given/TRIAL/NUMBER` in turn, nothing kept; fingerprints of the
         targets, or their values where `values` is true.
     """
+    if header["ask"] == "tape of a batch":
+        weights, batch = group(arrays, "weights"), group(arrays, "batch")
+        return describe_run(side, weights, header["batch"], batch, {})
     with side.in_float64() as exact:
         return _answer(exact, header, arrays)
 

@@ -24,6 +24,7 @@ IN_FLOAT32 = 1e-6  # relative: of a buffer that one side made in float32
 CASTS = {"convert_element_type", "_to_copy"}
 INDEXED = {"gather", "dynamic_slice", "scatter", "scatter-add"}  # JAX reads or writes at an index
 WRAPPED = 8  # operations behind an index among which its use is sought
+LARGEST = ("amax", "max", "reduce_max")
 STOPS = ("detach", "stop_gradient")  # operations that stop a gradient
 
 
@@ -364,11 +365,13 @@ def _alive(
 
 
 def _is_coarse(side: SideTape, user: int, number: int, rows: dict[int, np.ndarray]) -> bool:
-    """Says if a value is made of many other numbers, too: whether a number is positive, and what is
-    one number throughout, such as zeros behind a ReLU."""
+    """Says if a value is made of many other numbers, too: whether a number is positive, the largest
+    one, and what is one number throughout, such as zeros behind a ReLU."""
     row = rows.get(user)
     blank = row is not None and row[0] > 1 and row[5] == row[6]
-    return bool(blank) or (side.is_float(number) and not side.is_float(user))
+    smaller = side.values[user].size < side.values[number].size
+    largest = smaller and side.values[user].op in LARGEST
+    return bool(blank) or largest or (side.is_float(number) and not side.is_float(user))
 
 
 def _depends(

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lockstep.check.apart import MOVES, STOPS, PartedAt, part_at
+from lockstep.check.apart import LARGEST, MOVES, STOPS, PartedAt, part_at
 from lockstep.check.follow import ROUNDED
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
@@ -25,7 +25,6 @@ from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import prefixed
 
 PLAIN = MOVES | {"add", "sub"}  # what cannot have another derivative
-LARGEST = ("amax", "max", "reduce_max")
 NOISE = 1e-12  # of the largest gradient: a smaller one is nothing but rounding
 
 

@@ -11,7 +11,7 @@ from lockstep.check.entries import Mapping
 from lockstep.check.follow import Followed
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
-from lockstep.check.lines import Follower, name_lines
+from lockstep.check.lines import Follower, name_lines, name_lines_of_batches
 from lockstep.check.modules import Calls
 from lockstep.check.pieces import entries_of
 from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
@@ -118,6 +118,8 @@ def run(
     if roots:
         shown = any(trial.pairing.slots.values())
         limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, shown)
+        if again and port.isolates:
+            name_lines_of_batches(roots, follower, trial.weights, again)
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)

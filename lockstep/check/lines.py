@@ -1,5 +1,7 @@
 """The two source lines at which the programs part, for the roots of a check."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -8,8 +10,8 @@ from lockstep.check.apart import STOPS, PartedAt, find_parts, part_at
 from lockstep.check.follow import ROUNDED, Followed, follow
 from lockstep.check.locate import Root
 from lockstep.check.port import Port
-from lockstep.check.rungs import Spot
-from lockstep.check.tapes import EQUAL, Known, LiveTape, RecordedTape, SideTape
+from lockstep.check.rungs import BATCH, Spot
+from lockstep.check.tapes import EQUAL, Asked, Known, LiveTape, RecordedTape, SideTape
 from lockstep.check.trace import Trace
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
@@ -63,7 +65,10 @@ class Follower:
             self.lacks = f"{kind}{error}"
             return None
 
-    def parts_with(self, weights: Arrays, tolerance: float, shown: bool) -> list[PartedAt]:
+    def parts_with(
+        self, weights: Arrays, tolerance: float, shown: bool, step: int = 0,
+        tape: RecordedTape | None = None,
+    ) -> list[PartedAt]:  # fmt: skip
         """Finds where values part in a port with these weights, of which it makes other values than
         with those that following the data has found, such as a query and a key exchanged.
 
@@ -71,8 +76,10 @@ class Follower:
             tolerance: relative.
             shown: the port shows modules: values that get no gradient, such as the batch, are then
                 not compared.
+            step: of the batch.
+            tape: the reference's, with that batch; that of the trace is with the first.
         """
-        batch = prefixed("batch", self.reference.group("batch/0"))
+        tape, batch = tape or self.tape, prefixed("batch", self.reference.group(f"batch/{step}"))
         port = LiveTape(self.port.program, weights, batch, self.reference.about["batch"],
                         {} if shown else None)  # fmt: skip
         port.add_buffers(_buffers(self.port.facts, weights))
@@ -80,10 +87,20 @@ class Follower:
         given = {n: weights[name] for name, n in port.numbers.items() if name in weights}
         rows = dict(zip(port.data, port.play(given, [] if shown else port.data)))
         port.rows = port.rows if shown else rows
-        known = Known(self.tape.data, self.tape.rows, tolerance)
+        known = Known(tape.data, tape.rows, tolerance)
         met = {n: known.find(row) for n, row in port.rows.items()}
         met |= port.stacks([n for n, found in met.items() if not found], known)
-        return find_parts(self.tape, port, known, port.rows, met, {})
+        return find_parts(tape, port, known, port.rows, met, {})
+
+    def tape_of_batch(self, program: Asked, step: int) -> RecordedTape:
+        """Makes the reference's tape with another batch than the first."""
+        batch, spec = self.reference.group(f"batch/{step}"), self.reference.about["batch"]
+        given = prefixed("weights", self.reference.weights) | prefixed("batch", batch)
+        program.ask("widen", given, batch=spec)
+        about, arrays = program.ask("tape of a batch", given, batch=spec)
+        tape = RecordedTape(about, prefixed("tape", arrays))
+        tape.add_buffers(_buffers(self.reference.about, self.reference.weights))
+        return tape
 
 
 def name_lines(
@@ -137,6 +154,26 @@ def name_lines(
     lacking = rounded and not all(root.lines for root in forward)
     why = "no lines are named: values part at a constant made in float32, too"
     return [why] * (lacking or (rounded and not forward))
+
+
+def name_lines_of_batches(
+    roots: list[Root], follower: Follower, weights: Arrays, again: Callable[[], Asked]
+) -> None:
+    """Adds the two lines to a root of which a batch behind the first shows a difference.
+
+    Args:
+        weights: the port's, with which the batch's loss is to be another.
+        again: starts the reference's program once more.
+    """
+    for root in roots:
+        step = root.where.removeprefix(BATCH)
+        if root.direction != "accumulation" or not step.isdecimal():
+            continue
+        tolerance = 1e-13
+        with contextlib.suppress(Exception):  # whatever happens here, the verdict stands
+            tape = follower.tape_of_batch(again(), int(step))
+            for part in follower.parts_with(weights, tolerance, False, int(step), tape)[:1]:
+                root.put_lines(part)
 
 
 def _uses_of_module(spot: Spot, sides: tuple[SideTape, SideTape]) -> PartedAt | None:

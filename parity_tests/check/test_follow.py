@@ -180,6 +180,9 @@ BEHIND = {
         "y = (3 * x).sin()\nz = F.relu(y - 9)\nreturn y.exp() + z", [("(3 * x)", "(4 * x)")]),
     "a value of which signs alone are alike": (
         "y = 3 * x\nreturn torch.where(y > 0, y.sin(), x)", [("3 * x", "4 * x")]),
+    "a value of which the largest alone is alike": (
+        "y = torch.where(x > -0.5, x, 2 * x)\nreturn (y - y.amax(-1, keepdim=True)).exp()",
+        [("x > -0.5", "x > -0.6")]),
     "another time of a step": (
         "t = torch.full((), 0.25).double()\nfor k in range(3):\n"
         "    x = x + (x * (t + k).expand(T, 1)).sin()\nreturn x",

@@ -322,6 +322,14 @@ def test_a_right_port_is_equal_and_a_fault_in_it_is_told(name: str) -> None:
         assert entry in ("", root.entry) and cause in root.cause, (root.entry, root.cause)
 
 
+def test_a_difference_that_a_later_batch_shows_has_its_lines() -> None:
+    text = changed(PLAIN, ("torch.tanh(self.first(x))",
+                           "self.first(torch.where(x[0, 0] > 0.2, x.sin(), x))"))  # fmt: skip
+    (root,) = check(text, changed(text, ("0.2", "0.4"))).roots
+    assert root.where == "loss of batch 1"
+    assert "0.2" in root.lines[0] and "0.4" in root.lines[1]
+
+
 def test_a_scaler_that_is_not_found_is_told(tmp_path: Path) -> None:
     hidden = changed(SCALED, ("scaler = torch.amp.GradScaler", "scaler = lambda: made\nmade = None"
                               "\nkept = [torch.amp.GradScaler"), ("2.0**10)", "2.0**10)]"),
