@@ -8,9 +8,11 @@ run says so once and goes on.
 import math
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,27 @@ def open_tensorboard(folder: Path, settings: Row) -> Tool:
     Without the package's SummaryWriter: a full disk ends its thread with a traceback, and whoever
     closes it then waits for ever.
     """
-    from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
 
     (folder / "tensorboard").mkdir(exist_ok=True)
-    writer = EventsWriter(str(folder / "tensorboard" / "events"))
+    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+    writer = RecordWriter(str(folder / "tensorboard" / name))
+
+    def write(**content: Any) -> None:
+        try:
+            writer.write(Event(wall_time=time.time(), **content).SerializeToString())
+            writer.flush()
+        except OSError:
+            with suppress(OSError):  # else Python tries to write the rest when it ends
+                writer.close()
+            raise
 
     def log(numbers: dict[str, float], *, step: int) -> None:
-        event = Event(wall_time=time.time(), step=step)
-        for name, value in numbers.items():
-            event.summary.value.add(tag=name, simple_value=value)
-        writer.write_event(event)
-        writer.flush()
+        values = [{"tag": name, "simple_value": value} for name, value in numbers.items()]
+        write(step=step, summary={"value": values})
 
+    write(file_version="brain.Event:2")
     return log, writer.close
 
 
