@@ -168,7 +168,7 @@ EXAMPLES = [
     Example("tokenizer", tokenizer, "_ask", lambda function, *given, **named: function(*given,
             **named), {"tokenizer.json": b"0"}, tokenizer.FromFile),
     Example("curves", gaps, "read_json", lambda file, **_: json.loads(file.read_text()),
-            {"curves.json": 3000 * b"["}, gaps.read),
+            {"curves.json": 200_000 * b"["}, gaps.read),
     Example("plan", huggingface._Reader, "get", lambda self, key: self.content.get(key.name),
             {"config.json": b'{"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}'},
             lambda folder: shape.of(str(folder / "config.json"), None)),

@@ -138,14 +138,16 @@ def check_clip(framework: str, policy: str) -> None:
 
 def check_resumed_after_skips(framework: str, folder: Path) -> None:
     """fp16 from 2**20: it skips, then trains, is saved and resumed, and trains on. All that a step
-    reports is the same bit for bit; the rate is that of the updates."""
+    reports is the same bit for bit; the rate is that of the updates. Which steps skip hangs on the
+    text, and so on Python's version: it is resumed early, and between two steps that do not."""
     config = toy(**{**SMALL, "policy": "fp16"}, loss_scale_init=2.0**20, steps=16, warmup=4)
     config = config.replace(loss_scale_interval=6, loss_scale_factor=4.0)
     state = perturbed(config)
     whole = start(framework, config, state)
     results = run(whole, config)
     skips = [result.skipped for result in results]
-    assert 1 <= sum(skips) <= 6 and skips[0] and not any(skips[8:10]), skips
+    assert 1 <= sum(skips) <= 6 and skips[0], skips
+    later = next(step for step in range(9, 15) if not any(skips[step - 1 : step + 1]))
     expected, scale, good = list[tuple[float, float]](), 2.0**20, 0
     for skipped in skips:
         rate = rate_by_hand(config.optim, len(expected) - sum(skips[: len(expected)]))
@@ -154,7 +156,7 @@ def check_resumed_after_skips(framework: str, folder: Path) -> None:
         if skipped or good == 6:
             scale, good = scale / 4 if skipped else scale * 4, 0
     assert np.allclose([(r.lr, r.loss_scale) for r in results], expected, rtol=1e-14, atol=0)
-    for moment in (3, 9):
+    for moment in (3, later):
         begun = start(framework, config, state)
         run(begun, config, range(moment))
         checkpoint.save(folder / str(moment), begun.state(), keep=1)

@@ -102,8 +102,11 @@ def test_the_last_pattern_that_fits_counts_and_islands_after_it() -> None:
     }
 
 
-def test_a_module_in_the_policy_s_own_format_is_any_other() -> None:
+def test_a_module_in_the_policy_s_own_format_is_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It has the product that most modules have, a CPU's library here; others have their own."""
+    monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
     device = Capabilities(platform="cpu")
     fast: dict[str, Any] = {"numerics": "fast", "autotune": "matmul=ynnpack"}
     names = "blocks.0.attn.qkv", "head"
