@@ -401,17 +401,28 @@ def test_what_optax_does_otherwise_is_said(name: str) -> None:
     assert found and found.text == said
 
 
-def test_the_lines_that_take_adagrads_place_are_torch_s() -> None:
+IN_PLACE: dict[str, Any] = {
+    "Adagrad": (lambda p: torch.optim.Adagrad(p, 1e-2, eps=1e-3),
+                optimizer.ADAGRAD, lambda made: made["adagrad"](1e-2, eps=1e-3)),
+    "RAdam": (lambda p: torch.optim.RAdam(p, 1.0, eps=1e-3), optimizer.RADAM,
+              lambda made: made["optax"].chain(made["scale_by_radam"](eps=1e-3),
+                                               made["optax"].scale(-1.0))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_the_lines_that_take_a_function_s_place_are_torch_s(name: str) -> None:
     jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    torchs, lines, optaxs = IN_PLACE[name]
     made: dict[str, Any] = {"jax": jax, "jnp": jax.numpy, "optax": optax}
-    exec(optimizer.ADAGRAD, made)
-    theirs = by_torch(lambda p: torch.optim.Adagrad(p, 1e-2, eps=1e-3))
+    exec(lines, made)
+    theirs = by_torch(torchs)
     with jax.enable_x64(True):
-        ours = by_optax(made["adagrad"](1e-2, eps=1e-3))
-        for seed in (2, 3):
+        ours = by_optax(optaxs(made))
+        for seed in range(2, 12):
             moved = theirs(draw(1), draw(seed))
             for name, x in ours(draw(1), draw(seed)).items():
-                np.testing.assert_allclose(x, moved[name], rtol=1e-12)
+                np.testing.assert_allclose(x, moved[name], rtol=1e-11)
 
 
 @pytest.mark.parametrize(("cause", "framework", "size", "expected"), [

@@ -141,7 +141,7 @@ def _option(rule: str, key: str, ours: object, theirs: object, n: int) -> tuple[
         return (f"{key} {ours}, for {theirs}", f"{key}: {theirs}; torch takes the largest before "
                 "it corrects the squares' bias, optax.scale_by_amsgrad behind it",
                 "optimizer's option")  # fmt: skip
-    if (rule, key) == ("Adagrad", "eps is"):
+    if rule in ("Adagrad", "RAdam") and key == "eps is":
         said = f"{rule}'s {key}"
         return f"{said} {ours}, for {theirs}", f"{said}: {theirs}", f"optimizer's {key}"
     entry = f"optimizer's {key}" if f"optimizer's {key}" in CATALOGUE else "optimizer's option"

@@ -165,7 +165,7 @@ def directions(options: Options, s: Sequence) -> Iterator[np.ndarray]:
         return _adafactor(options, s)
     made = {"SGD": _sgd, "Adam": _adam, "NAdam": _nadam, "RMSprop": _rmsprop,
             "Adagrad": _adagrad, "Lion": _lion, "Adamax": _adamax,
-            "Adadelta": _adadelta}  # fmt: skip
+            "Adadelta": _adadelta, "RAdam": _radam}  # fmt: skip
     return made[options["rule"]](options, gradients_of(options, s))
 
 
@@ -178,7 +178,7 @@ def _sgd(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
 
 def _adam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
     m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
-    b1, b2, eps = options["beta1"], options["beta2"], options["eps"]
+    b1, b2 = options["beta1"], options["beta2"]
     form, largest, most = options.get("moments"), options.get(AMSGRAD), v
     for step, g in enumerate(grads, 1):
         if form == BF16[0]:  # the second is as wide as the weights
@@ -191,14 +191,39 @@ def _adam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
         second = 1 - b2**step if options["bias correction"] else 1.0
         squares, second = (v / second, 1.0) if largest == CORRECTED else (v, second)
         most = np.maximum(most, squares) if largest else squares
-        with np.errstate(all="ignore"):
-            if options["eps is"] == INSIDE:
-                yield m / first / np.sqrt(most / second + eps)
-            elif options["eps is"] == BEFORE:
-                yield m / first / (np.sqrt(most) + eps) * np.sqrt(second)
-            else:
-                yield m / first / (np.sqrt(most / second) + eps)
+        yield _over_root(options, m / first, most, second)
         m = _bf16(m) if form else m
+
+
+def _over_root(options: Options, m: np.ndarray, v: np.ndarray, second: float) -> np.ndarray:
+    """Divides a corrected first moment by the root of the second, whose correction is by `second`;
+    the epsilon stands where the options say."""
+    with np.errstate(all="ignore"):
+        if options["eps is"] == INSIDE:
+            return m / np.sqrt(v / second + options["eps"])
+        if options["eps is"] == BEFORE:
+            return m / (np.sqrt(v) + options["eps"]) * np.sqrt(second)
+        return m / (np.sqrt(v / second) + options["eps"])
+
+
+def radams(beta1: float) -> Iterator[Options]:
+    """Yields RAdams, which are told from one another by later updates than `rules` are found in."""
+    for place, b2, eps in product((BEFORE, OUTSIDE, INSIDE), SECOND, EPSILONS):
+        yield {"rule": "RAdam", "beta1": beta1, "beta2": b2, "eps": eps, "eps is": place}
+
+
+def _radam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
+    """The first updates are the first moment alone: few squares tell no variance."""
+    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    b1, b2 = options["beta1"], options["beta2"]
+    most = 2 / (1 - b2) - 1
+    for step, g in enumerate(grads, 1):
+        m, v, second = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2, 1 - b2**step
+        first, left = m / (1 - b1**step), most - 2 * step * b2**step / second
+        if left > 5:
+            by = (left - 4) * (left - 2) * most / ((most - 4) * (most - 2) * left)
+            first = math.sqrt(by) * _over_root(options, first, v, second)
+        yield first
 
 
 def _bf16(x: Any) -> Any:
