@@ -24,13 +24,19 @@ setup: .venv/.ready
 .venv/.ready .venv-aot/.ready .venv-tpu/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or later: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt $(NEEDS)
+	$(FIND)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRA)]'
 	$(@D)/bin/python -W ignore -m compileall -qq -j 0 $(@D)/lib || true
 	touch $@
 
-.venv/.ready: NEEDS := -e '.[dev]'
-.venv-aot/.ready: NEEDS := -e '.[aot,examples]' pytest pytest-xdist
-.venv-tpu/.ready: NEEDS := -e '.[tpu-aot]' pytest pytest-xdist
+.venv/.ready: EXTRA := dev
+.venv-aot/.ready: EXTRA := aot
+.venv-tpu/.ready: EXTRA := tpu-aot
+
+# A compiler's environment has the compiler alone, and finds the packages of .venv.
+.venv/.ready: FIND :=
+.venv-aot/.ready .venv-tpu/.ready: FIND = cd $(@D)/lib/python3*/site-packages && echo ../../../../.venv/lib/python3*/site-packages >venv.pth
+.venv-aot/.ready .venv-tpu/.ready: .venv/.ready
 
 train: setup
 	$(BIN)/python -m jax_impl.train --policy bf16
