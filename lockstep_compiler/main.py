@@ -29,8 +29,8 @@ def start(framework: str) -> Callable[[dict[str, Any], Arrays], Message]:
     side = preload(framework)
 
     def answer(request: dict[str, Any], arrays: Arrays) -> Message:
-        """The program of one request; a variant is planted before the step is built."""
-        if variant := request["variant"]:
+        """The program of one request; variants are planted before the step is built."""
+        for variant in filter(None, request["variant"].split(",")):
             plants(framework)[variant]()
         config = Config.from_json(request["config"])
         target = targets.find(request["device"])

@@ -31,7 +31,11 @@ class Compiler:
         self.server = ForkServer("lockstep_compiler.main", framework, stderr=subprocess.DEVNULL)
 
     def program(self, config: Config, device: str, *, variant: str = "", hlo: str = "") -> Program:
-        """Returns the facts of one step; `hlo`: a file for XLA's text.
+        """Returns the facts of one step.
+
+        Args:
+            variant: names of planted bugs or rewrites, with commas between them.
+            hlo: a file for XLA's text.
 
         Raises:
             UserError: it cannot be compiled or traced.

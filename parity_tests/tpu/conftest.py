@@ -1,6 +1,8 @@
 """Our JAX step for TPUs that are not here. `make test-tpu` has what this needs."""
 
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ def pytest_report_header() -> str | None:
 
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Compiler]:
-    """Its process forks for each program."""
-    found = Compiler("jax", Tpu)
+    """Its process forks for each program, and makes none twice."""
+    found: Any = Compiler("jax", Tpu)
+    found.program = cache(found.program)
     yield found
     found.close()
