@@ -41,8 +41,8 @@ NVFP4: dict[str, Any] = LEAN | {"formats": "blocks=nvfp4"}
 DELAYED: dict[str, Any] = LEAN | {"formats": "blocks=fp8-delayed"}
 SCALED: dict[str, Any] = LEAN | {"policy": "fp16", "formats": "blocks=fp8-delayed"}
 OWN: dict[str, Any] = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
-# A scale is a power of two: it shows in subnormals, and those in float64.
-OWN_ON_RANKS: dict[str, Any] = LEAN | {"formats": "blocks=fp8", "mesh": "data=2"}
+# A scale is a power of two: it shows in subnormals, and those in float64; not in each step.
+OWN_ON_RANKS: dict[str, Any] = LEAN | {"formats": "blocks=fp8", "mesh": "data=2", "steps": 24}
 GRADS: dict[str, Any] = LEAN | {
     "policy": "params=float32,compute=float32,output=float32,grads=float16"
 }

@@ -46,7 +46,8 @@ def healthy() -> dict[str, Side]:
 def against(sick: Side, others: dict[str, Side], row: dict[str, Any], device: str) -> Case:
     """Puts the sound twin first: it gives oracle, trained weights and envelope."""
     (other,) = (side for name, side in others.items() if name != sick.framework)
-    config = matrix.config({"steps": STEPS, **row}, device)
+    steps = {} if "mesh" in row else {"steps": STEPS}
+    config = matrix.config({**steps, **row}, device)
     return Case(pair=gpt(row), a=other, b=sick, config=config)
 
 

@@ -81,16 +81,19 @@ class Side:
         self.remember = remember
         self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
         self.python = python
+        self.sound = self  # of a mutant, the side that it was made of
         self.worker: Worker | None = None
         self.answers: OrderedDict[bytes, Message] = OrderedDict()
         self.kept = 0  # bytes of them
 
     def mutant(self, variant: str, *, remember: bool = True) -> "Side":
         """Makes this side with a planted bug or a rewrite, in a separate process."""
-        return Side(
+        made = Side(
             self.framework, self.module, variant=variant, remember=remember,
             environment=self.environment, python=self.python,
         )  # fmt: skip
+        made.sound = self.sound
+        return made
 
     @property
     def name(self) -> str:

@@ -29,8 +29,7 @@ def worlds(case: Case) -> Iterator[Finding]:
         for home, side in (case.sides, case.sides[::-1]):
             yield from on_mesh(alone, home, side, mesh)
     for side in sick:
-        with closing(side.mutant("")) as healthy:
-            yield from on_mesh(alone, healthy, side, mesh)
+        yield from on_mesh(alone, side.sound, side, mesh)
 
 
 def on_mesh(case: Case, home: Side, side: Side, mesh: Mesh) -> Iterator[Finding]:

@@ -60,7 +60,8 @@ WIDE: Row = {"policy": "params=float64,compute=float64,output=float64,grads=floa
              "remat": "dots", "model": "gpt2", "accum": 1, "n_layer": 1}  # fmt: skip
 CLIMBED |= {f"grads-fp64-{n}": (WIDE, n) for n in (3, 6)}
 CLIMBED |= {f"grads-fp16-{n}": (NARROW, n) for n in (5, 8)}
-CLIMBED |= {"grads-fp64-fsdp": (WIDE | {"accum": 2, "mesh": "data=2,fsdp=2"}, WORLDS)}
+ON_FOUR: Row = {"accum": 2, "mesh": "data=2,fsdp=2", "steps": matrix.MESH_STEPS}
+CLIMBED |= {"grads-fp64-fsdp": (WIDE | ON_FOUR, WORLDS)}
 
 # --- `--eval-policy` on several devices: float64 has no noise.
 
