@@ -1,6 +1,7 @@
 """Verdicts of a comparison: equal, different, or inconclusive in this configuration."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -56,16 +57,28 @@ class Outcome:
         return self.worst.verdict
 
 
-def locate(where: str, findings: list[Finding]) -> list[Finding]:
-    return [replace(finding, where=f"{where}: {finding.where}") for finding in findings]
+def locate(where: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (replace(finding, where=f"{where}: {finding.where}") for finding in findings)
 
 
 def median_finding(starts: list[Finding]) -> Finding:
     """Takes the middle finding of three starts: it confirms a failed comparison."""
     _, middle, _ = sorted(starts, key=lambda finding: finding.figure)
-    figures = ", ".join(f"{finding.figure:.3g}" for finding in starts)
-    several = f"the median of three starts: {figures}"
-    return replace(middle, detail=f"{middle.detail}; {several}" if middle.detail else several)
+    return _of_several(middle, starts, "the median of three starts")
+
+
+def agreed_finding(first: Finding, second: Finding) -> Finding:
+    """Takes, of two starts with one verdict, the one nearer its tolerance.
+
+    The median of three lies between any two of them, so a third start would change no verdict.
+    """
+    nearer = min((first, second), key=lambda finding: abs(finding.figure - finding.bound))
+    return _of_several(nearer, [first, second], "the nearer of two starts that agree")
+
+
+def _of_several(chosen: Finding, starts: list[Finding], how: str) -> Finding:
+    several = f"{how}: " + ", ".join(f"{finding.figure:.3g}" for finding in starts)
+    return replace(chosen, detail=f"{chosen.detail}; {several}" if chosen.detail else several)
 
 
 def empty(rule: str, where: str, wrong: list[str]) -> Finding:

@@ -122,7 +122,7 @@ def one_step(case: Case) -> Iterator[Finding]:
             yield from locate(where, compare_update(case, config, state))
 
 
-def compare_update(case: Case, config: Config, state: TrainState) -> list[Finding]:
+def compare_update(case: Case, config: Config, state: TrainState) -> Iterator[Finding]:
     """Compares a state after one step; below float64 only the first moments."""
     return _compare(case, _updates(case, config), state)
 
@@ -232,7 +232,7 @@ def _number(state: TrainState) -> TrainState:
 
 def _compare(
     case: Case, measure: Any, state: TrainState, bound: float = NORM.bound
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Compares what both sides compute from one state; `measure` takes a side and a state."""
     ours, theirs = (partial(measure, side) for side in case.sides)
     how: dict[str, Any] = {"compute": case.compute, "rounding": case.rounding, "bound": bound}

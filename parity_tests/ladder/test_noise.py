@@ -1,5 +1,7 @@
 """The rules on tensors: float64's norms, and below it the noise of the programs themselves."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,7 +13,13 @@ from lockstep.judge.compare import (
     norm_gap,
     norm_rule,
 )
-from lockstep.judge.noise import Measure, nudge_weights, permute_rows, relative_gaps
+from lockstep.judge.noise import (
+    TENSOR_RUNS,
+    Measure,
+    nudge_weights,
+    permute_rows,
+    relative_gaps,
+)
 from lockstep.judge.tolerances import FLOOR, NOISE, NORM, SENSITIVITY, epsilon
 from lockstep.judge.verdict import Outcome, Verdict
 from lockstep.model.params import Arrays
@@ -134,10 +142,10 @@ def test_another_order_of_sums_is_equal_and_a_wrong_factor_is_not(compute: str) 
         (product(compute, order=-1), Verdict.EQUAL),
         (product(compute, factor=1 + 30 * epsilon(compute)), Verdict.DIFFERENT),
     ):
-        found = Outcome(compare_measures(plain, other, STATE, compute=compute)).worst
+        found = Outcome([*compare_measures(plain, other, STATE, compute=compute)]).worst
         assert found.verdict is verdict, str(found)
     other = product(compute, factor=1 + 1e-3)
-    found = Outcome(compare_measures(plain, other, STATE, compute="float64")).worst
+    found = Outcome([*compare_measures(plain, other, STATE, compute="float64")]).worst
     assert found.bound == NORM.bound and found.verdict is Verdict.DIFFERENT
 
 
@@ -150,15 +158,26 @@ def test_what_is_called_different_must_be_so_from_other_weights() -> None:
         made, moved = right(state), np.abs(state.params[WEIGHT] - near).max()
         return {name: x * np.float32(1.01 if moved < 1e-6 else 1) for name, x in made.items()}
 
-    found = Outcome(compare_measures(right, flips, STATE, compute="bfloat16")).worst
-    assert found.verdict is Verdict.EQUAL
-    assert "the median of three starts" in found.detail
-    wrong = product("bfloat16", factor=1.01)
-    found = Outcome(compare_measures(right, wrong, STATE, compute="bfloat16")).worst
-    assert found.verdict is Verdict.DIFFERENT
+    found = [*compare_measures(right, flips, STATE, compute="bfloat16")]
+    assert Outcome(found).verdict is Verdict.EQUAL
+    assert any("the median of three starts" in each.detail for each in found)
+
+
+def test_two_starts_that_agree_decide() -> None:
+    """And the figure is the one that says less."""
+    right, wrong, asked = product("bfloat16"), product("bfloat16", factor=1.01), []
+
+    def counted(state: TrainState) -> Arrays:
+        asked.append(state)
+        return wrong(state)
+
+    found = Outcome([*compare_measures(right, counted, STATE, compute="bfloat16")]).worst
+    assert found.verdict is Verdict.DIFFERENT and len(asked) == 2 * (2 + TENSOR_RUNS)
+    told = re.search(r"two starts that agree: (\S+), (\S+)$", found.detail)
+    assert told and f"{found.figure:.3g}" == min(told.groups(), key=float)
 
 
 def test_a_narrower_format_is_seen_by_every_wider_one() -> None:
     """bfloat16 inside a float32 program; TF32, with 3 more bits, is 1,000 times float32's ulp."""
     found = compare_measures(product("float32"), product("bfloat16"), STATE, compute="float32")
-    assert Outcome(found).worst.figure > 1000
+    assert Outcome([*found]).worst.figure > 1000
