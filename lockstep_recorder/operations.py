@@ -401,15 +401,18 @@ def is_users(file: str) -> bool:
 
 
 def lines_of(frames: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Yields FILE:LINE and the text of the frames in the user's files, the innermost first.
+    """Yields FILE:LINE and the text of the frames in the user's files, the innermost first; a
+    generator in its function's line is told once.
 
     Args:
         frames: (file, line), the innermost first.
     """
+    former = ("", 0)
     for file, line in frames:
         if file in OUTSIDE:
             break
-        if is_users(file):
+        if is_users(file) and (file, line) != former:
+            former = file, line
             text = linecache.getline(file, line).strip()
             yield f"{os.path.basename(file)}:{line}  {text}".rstrip()
 

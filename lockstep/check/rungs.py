@@ -134,10 +134,15 @@ def _gradient_gap(ours: np.ndarray, theirs: np.ndarray, whole: float) -> float:
 def _add_gradients(
     rung: Stage, ours_of: Arrays, kind: str, reference: Trace, entries: list[Entry], bounds: Bounds
 ) -> None:
-    theirs_of = reference.group(kind)
+    """Adds gradients, or sums of them: these are relative to the first batch's, where they cancel,
+    for what is left may be nothing but rounding."""
+    theirs_of, first = reference.group(kind), reference.group("grad")
     whole = _largest(theirs_of)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
         figure = _gradient_gap(ours, theirs, whole)
+        parts = float(np.linalg.norm(entry.reference.take(first)))
+        if (size := float(np.linalg.norm(theirs))) < parts:
+            figure *= size / parts
         bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
         rung.add("gradient", name, figure, bound, str(entry.port), ours, theirs)
 

@@ -54,6 +54,37 @@ def test_a_buffer_of_another_value_is_no_constant_of_the_reference() -> None:
     assert any("each side keeps its own" in note for note in result.mapping.notes)
 
 
+CANCELLING = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 1, bias=False)
+
+    def forward(self, x):
+        return self.first(x * 3) / 3
+
+
+def loss(model, batch):
+    return model(batch["x"]).mean()
+
+
+def batch(step):
+    draw = np.random.default_rng
+    x = draw(0).normal(size=(4, 6)) * (-1) ** step
+    return {"x": x + 1e-7 * draw(step + 1).normal(size=(4, 6))}
+"""
+)
+
+
+@pytest.mark.parametrize(("other", "verdict"), [("7", "equal"), ("7.000001", "different")])
+def test_gradients_that_cancel_are_as_exact_as_each_is(other: str, verdict: str) -> None:
+    """The sum of those of four batches is a ten millionth of each."""
+    change = ("* 3) / 3", f"* {other}) / 7")
+    assert check_pair(CANCELLING, CANCELLING, change).verdict == verdict
+
+
 def test_an_accepted_difference_hides_no_other_of_a_free_run(tmp_path: Path) -> None:
     """A rule of initial values says nothing of batches after the first."""
     trace = record(ATTENTION, tmp_path)
