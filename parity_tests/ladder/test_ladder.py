@@ -27,8 +27,8 @@ fp64-none-1-tiny-unroll-1                             q q q q q f f f f r .
 fp64-sublayer-4-gpt2-scan-3                           f f r f f r f f r f .
 fp32-block-1-tiny-scan-3                              r r r f f r f f f f .
 fp32-sqrt-4-gpt2-unroll-1                             f f t r r f f r r r .
-bf16-dots-1-gpt2-unroll-3                             f f r f f f f r f r .
-bf16-dots-4-tiny-scan-1                               r t f f r r f f r f .
+bf16-dots-1-gpt2-unroll-3                             r f r f f f f r f r .
+bf16-dots-4-tiny-scan-1                               f t f f r r f f r f .
 fp16-sublayer-1-tiny-unroll-1                         f f r f f r t f f f .
 fp16-none-4-gpt2-scan-3                               r r f r r f f r r r .
 fp64-sqrt-1-tiny-scan-3                               f r f f f t f r f f .
