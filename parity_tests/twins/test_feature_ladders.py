@@ -83,7 +83,7 @@ def test_the_ladder(name: str, device: str, sides: tuple[Side, Side]) -> None:
 
 @tier("rest", guard="the planted bug of a mesh under one policy")
 def test_an_evaluation_of_one_rank_is_seen(device: str, sides: tuple[Side, Side]) -> None:
-    row, number = CLIMBED["evaluated-fsdp"]
+    row, number = CLIMBED["evaluated-scan-fsdp"]
     with closing(sides[1].mutant("evaluated-on-one-rank")) as wrong:
         case = Case(pair=GPT, a=sides[0], b=wrong, config=matrix.config(row, device))
         findings = ladder.climb(RUNGS[number - 1], case).findings
