@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from lockstep_recorder.calls import CallLog
 
 METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "softmax", "tril",
-           "triu", "masked_fill", "clamp", "exp", "neg", "__neg__", "sin", "roll", "unbind",
+           "triu", "masked_fill", "clamp", "exp", "neg", "__neg__", "conj", "sin", "roll", "unbind",
            "matmul", "__matmul__", "bmm", "dot", "mv", "norm", "pow", "repeat_interleave",
            "scatter_reduce",
            "__getitem__", "__and__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__radd__",
@@ -29,8 +29,9 @@ METHODS = ("mean", "sum", "amax", "detach", "var", "std", "chunk", "split", "sof
            "__rpow__")  # fmt: skip
 FUNCTIONS = ("mean", "sum", "amax", "var", "std", "chunk", "split", "cat", "concat", "softmax",
              "tril", "triu", "masked_fill", "tanh", "sigmoid", "relu", "clamp", "exp",
-             "neg", "no_grad", "sin", "roll", "unbind", "matmul", "bmm", "einsum", "dot", "vdot",
-             "mv", "norm", "where", "stack", "repeat_interleave", "scatter_reduce")  # fmt: skip
+             "neg", "conj", "no_grad", "sin", "roll", "unbind", "matmul", "bmm", "einsum", "dot",
+             "vdot", "mv", "norm", "where", "stack", "repeat_interleave",
+             "scatter_reduce")  # fmt: skip
 # As they are before any is replaced.
 f = SimpleNamespace(**vars(F))
 t = SimpleNamespace(**{name: getattr(torch, name) for name in FUNCTIONS})
@@ -707,7 +708,8 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ((f.linear, *CONVOLUTIONS), _bias), (CONVOLUTIONS, _kernel), ((f.embedding,), _embedding),
     (CONVOLUTIONS[::2], _window_of_convolution), (LARGEST, _window_of_pool),
     (POOLS, _pool), ((f.pad,), _pad), ((f.pad,), _sides),
-    ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__), _nothing),
+    ((t.clamp, tensor.clamp, t.exp, tensor.exp, t.neg, tensor.neg, tensor.__neg__, t.conj,
+      tensor.conj), _nothing),
     ((f.interpolate,), _interpolation), (list(vars(fft).values()), _transform),
     ((t.scatter_reduce, tensor.scatter_reduce), _scatter),
     ((t.chunk, tensor.chunk, t.split, tensor.split, t.unbind, tensor.unbind), _split),

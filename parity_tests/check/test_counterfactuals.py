@@ -89,6 +89,24 @@ def loss(model, batch):
 def batch(step):
     return {"ids": np.random.default_rng(step).integers(0, 11, (3, 6))}
 """  # fmt: skip
+CORRELATED = START + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.out = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        q, k = (torch.fft.rfft(f(x), dim=1) for f in (self.q, self.k))
+        return self.out(torch.fft.irfft(q * k.conj(), n=6, dim=1))
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(2, 6, 4))}
+"""  # fmt: skip
 NUMBERS = START + """
 D = 8
 
@@ -200,6 +218,8 @@ PLANTS = [
           [("-b[:, 1::2]", "b[:, 1::2]")]),
     Plant("left out", "between embed and head", "without its clamp, for with its clamp",
           [("a.clamp(max=0.3)", "a")]),
+    Plant("left out", "between k and out", "without its conj, for with its conj",
+          [("k.conj()", "k")], CORRELATED),
     Plant("interpolation", "between group and inst", "align_corners=True, for align_corners=False",
           [('"bilinear")', '"bilinear", align_corners=True)')]),
     Plant("halves exchanged", "between embed and head", "in the order (0, 1), for",
