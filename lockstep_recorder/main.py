@@ -21,7 +21,7 @@ from lockstep_recorder.watch import Audit
 
 FORMAT = 1
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
-
+SERIES = ("losses", "envelope", "accumulated")  # null in JSON where a number is not finite
 
 FORMATS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32")
 
@@ -108,6 +108,9 @@ def write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
                 digest.update(part)
                 file.write(part)
         whole = {"format": FORMAT, **about, "same": same, "sha256": digest.hexdigest()}
+        whole |= {
+            n: [x if np.isfinite(x) else None for x in about[n]] for n in SERIES if n in about
+        }
         with open(partial[1], "w", encoding="utf-8") as text:
             json.dump(whole, text)
         for pair in zip(partial, files):  # cut short between the two, the checksum is wrong

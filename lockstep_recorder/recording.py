@@ -130,7 +130,8 @@ def _steps(
     about["losses"] = side.train(weights, batches[:curve])
     moved = [NudgedWeights(weights, k, side.narrowest) for k in range(NUDGES)]
     nudged = [side.train(each, batches[:curve]) for each in moved]
-    about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
+    with np.errstate(invalid="ignore"):  # of a run that diverges
+        about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
 
 def _feed(

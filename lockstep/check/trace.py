@@ -1,5 +1,6 @@
 """A recorded reference: a folder with JSON and arrays, read as untrusted input."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +14,7 @@ from lockstep.errors import UserError, why
 from lockstep.files.stream import checksum, map_all
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
+from lockstep_recorder.main import SERIES
 from lockstep_recorder.noise import ULPS
 from lockstep_recorder.wire import group
 
@@ -53,6 +55,7 @@ def read(folder: Path) -> Trace:
     """Raises UserError for whatever is no trace, or one cut short."""
     try:
         about = read_json(folder / ABOUT, limit=LIMIT)
+        about |= {n: _with_nan(about[n]) for n in SERIES if type(about.get(n)) is list}
         problem = _problem(about)
         if problem:
             raise Refused(problem)
@@ -72,6 +75,11 @@ def read(folder: Path) -> Trace:
     except (OSError, Refused) as error:
         raise UserError(f"{folder}: {why(error)}; {AGAIN}") from None
     return Trace(about, arrays)
+
+
+def _with_nan(numbers: list[Any]) -> list[Any]:
+    """Puts NaN where JSON has null, for it has no number that is not finite."""
+    return [math.nan if x is None else x for x in numbers]
 
 
 def _problem(about: dict[str, Any]) -> str:

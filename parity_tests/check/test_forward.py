@@ -150,3 +150,22 @@ def test_a_large_model_in_jax_is_kept_in_a_file(
     spec, batch = tree.take_apart({"x": np.ones(600, np.float32)})
     assert side.run(dict(told), spec, batch)[0]["loss"] == 3 * 600 * 600
     assert (side.initial()["w"] == 3).all()
+
+
+def test_the_largest_element_of_what_is_computed_has_a_gradient(tmp_path: Path) -> None:
+    """Compiled in too much haste, no element equals the largest one, and NaN is the gradient."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        "def build(seed):\n    pass\n\ndef loss(model, batch):\n"
+        "    s = batch['x'] * model['a'] + model['b']\n"
+        "    low, high = s.min(-1, keepdims=True), s.max(-1, keepdims=True)\n"
+        "    return (((s - low) / (high - low + 1e-5)) ** 2).sum()\n"
+    )
+    for seed in range(6):
+        draw = np.random.default_rng(seed)
+        a, b, x = (draw.normal(size=size).astype(np.float32) for size in (16, 16, (5, 16)))
+        side = side_jax.JaxSide(
+            User(str(path)), {"a": jnp.asarray(a), "b": jnp.asarray(b)}, own=True
+        )
+        _, seen = side.run({"a": a, "b": b}, *tree.take_apart({"x": x}))
+        assert np.isfinite(seen["grad/a"]).all()

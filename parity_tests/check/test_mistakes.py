@@ -310,6 +310,19 @@ def test_a_nan_is_different(reference: Path, tmp_path: Path) -> None:
     assert result.verdict == "different" and result.roots[0].where == "loss"
 
 
+def test_a_reference_that_diverges_is_recorded(tmp_path: Path) -> None:
+    """JSON has no NaN; what is compared with one on both sides is no difference."""
+    loss = "    y = model(batch['x']).pow(2).mean()\n    return y + 0 * torch.sqrt(4 - y)"
+    rate = (
+        "def optimizer(model):\n    return torch.optim.SGD(model.parameters(), lr=1, maximize=True)"
+    )
+    program = small(tmp_path, loss=f"def loss(model, batch):\n{loss}", optimizer=rate)
+    made = record_inside(program, tmp_path / "t", curve=20)
+    losses = np.isfinite(made.about["losses"])
+    assert losses[0] and not losses[-1]
+    assert check_inside(made, program).verdict == "equal"
+
+
 def test_half_precision_inside_is_widened(tmp_path: Path) -> None:
     """Casts to float32 or bfloat16 mean float64, so that the model is compared, not its casts."""
     narrow = "def loss(model, batch):\n    y = model(batch['x']).bfloat16().to(torch.float32)\n"
