@@ -143,7 +143,11 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 long = [[n for n in shape if n > 1] for shape in shapes]
                 axes = _has_axes(r, reference) != _has_axes(p, port)
                 first = axes and long[0] != long[1], ours[p] != theirs[r]
-                last = axes or _is_unusual(reference, r, port, p), far
+                last = (
+                    axes or _is_unusual(reference, r, port, p),
+                    _is_another(reference, r, port, p),
+                    far,
+                )
                 scored.append((first, -round(score, 6), last, p, r))
         _take_best(mapping, sorted(scored), reference, port, owners, copies)
 
@@ -195,7 +199,13 @@ def _is_unusual(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
     return len(theirs) == len(ours) and ours != tuple(theirs[axis] for axis in usual)
 
 
-Score = tuple[tuple[bool, bool], float, tuple[bool, int], str, str]  # the least is the best
+def _is_another(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
+    """Says if one is of fc1 and the other of fc2, where both sides number as many."""
+    theirs, ours = reference.numbers.get(r), port.numbers.get(p)
+    return bool(theirs and ours) and theirs[1:] == ours[1:] and theirs != ours
+
+
+Score = tuple[tuple[bool, bool], float, tuple[bool, bool, int], str, str]  # the least is the best
 
 
 def _take_best(

@@ -179,6 +179,19 @@ def layer_indexes(names: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def own_numbers(names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Maps the tensors of fc1 and fc2 to their module's rank, and how many are numbered with it."""
+    found: dict[str, tuple[str, int]] = {}
+    siblings: dict[str, set[int]] = {}
+    for name in names:
+        around, _, own = owner(name).rpartition(".")
+        if (number := numbered(own)) and number[0]:
+            found[name] = (f"{around}.{number[0]}", number[1])
+            siblings.setdefault(found[name][0], set()).add(number[1])
+    return {name: (sorted(siblings[stem]).index(number), len(siblings[stem]))
+            for name, (stem, number) in found.items()}  # fmt: skip
+
+
 def wildcard(name: str, whole: Collection[str] = ()) -> str:
     """h.*.mlp of h.3.mlp: the same place in all layers.
 

@@ -31,6 +31,12 @@ class Tensors:
         return {name: found[own] for name, own in spelt.items()}
 
     @cached_property
+    def numbers(self) -> dict[str, tuple[int, int]]:
+        """See `names.own_numbers`."""
+        found = names.own_numbers(self.spelt.values())
+        return {name: found[own] for name, own in self.spelt.items() if own in found}
+
+    @cached_property
     def layers(self) -> int:
         """How many layers are numbered; a module's only number is none."""
         return len({index[0] for index in self.indexes.values() if index})

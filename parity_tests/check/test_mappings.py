@@ -255,6 +255,16 @@ def test_copies_of_a_structure_are_paired_alike() -> None:
         assert nets[0] == nets[1]
 
 
+def test_a_number_in_both_names_goes_before_the_order_of_calls() -> None:
+    """Without modules a tree's order, such as Haiku's, is that of the alphabet."""
+    reference = {f"{part}.lin{at}.w": (D, D) for part in ("dyn", "repr") for at in (1, 2)}
+    port = {f"{part}.fc{at}.kernel": (D, D) for part in ("represent", "dynamics") for at in (0, 1)}
+    assert found(reference, port) == {
+        ("represent.fc0", "repr.lin1.w"), ("represent.fc1", "repr.lin2.w"),
+        ("dynamics.fc0", "dyn.lin1.w"), ("dynamics.fc1", "dyn.lin2.w"),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("layer", "whole", "equal", "kept"), [
     (0, False, False, True),  # a query and a key of its own layer, fused
     (1, False, False, False),  # of another layer
