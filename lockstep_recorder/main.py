@@ -190,6 +190,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         return {"found": side.possible_changes(weights, spec, batch)}, {}
     if ask == "run":
         side.change, side.nudges = tuple(header.get("change", ())), bool(header.get("nudges"))
+        side.shared = header.get("shared", [])
         try:
             return side.run(weights, spec, batch, wire.group(arrays, "forced"))
         finally:

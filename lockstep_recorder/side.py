@@ -35,6 +35,7 @@ class ProgramSide:
         self.widened_state: list[str] = []  # of the optimizer: what it keeps in 32 bits
         self.change: tuple[str, ...] = ()  # what its calls do otherwise, for a counterfactual
         self.nudges = False  # constants made in float32 are moved as far as rounding may have
+        self.shared: list[str] = []  # but not these buffers, which both programs have alike
         self.moves_sums = False  # sums are moved as far as another order of adding moves them
         self.weights_format = ""  # the narrowest in which `build` makes weights
         self.written = Written()

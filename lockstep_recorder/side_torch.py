@@ -226,8 +226,9 @@ class TorchSide(ProgramSide):
         """
         self.load(weights)
         if self.nudges:
-            for _, x in self._constants():
-                x.copy_(nudged(x))
+            for name, x in self._constants():
+                if name not in self.shared:
+                    x.copy_(nudged(x))
         calls = CallLog()
         with without_recomputation():
             with self._hooks(calls, forced or {}), Nudged() if self.nudges else nullcontext():

@@ -148,6 +148,9 @@ def name_lines(
     if forward and not any(root.lines for root in forward):
         for part in parts_for(forward[0])[:1]:
             forward[0].put_lines(part)
+    for root in forward:
+        if root.changed[1] and root.lines:
+            _put_changed(root, [*fine, *coarse], (follower.tape, follower.port_tape))
     for root in [root for root in forward + states if not (root.lines or rounded)]:
         if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
             root.put_lines(used)
@@ -198,6 +201,19 @@ def _first_use(side: SideTape, numbers: set[int]) -> int | None:
     users = sorted({user for n in numbers for user in side.users[n]})
     stops = [user for user in users if side.values[user].op in STOPS]
     return next(iter(stops or [user for user in users if user not in numbers]), None)
+
+
+def _put_changed(root: Root, parts: list[PartedAt], sides: tuple[SideTape, SideTape]) -> None:
+    """Puts the line that a root's cause changes in the place of that side's, if it is another."""
+    at, place = root.changed
+    numbers = [n for n, value in enumerate(sides[at].values) if value.line.startswith(f"{place}  ")]
+    if not numbers or root.lines[at].startswith(f"{place}  "):
+        return
+    for part in parts:
+        if (part.reference, part.port)[at].startswith(f"{place}  "):
+            return root.put_lines(part)
+    root.lines[at], root.operations[at] = sides[at].line(numbers[0]), sides[at].tell(numbers[0])
+    root.near = True
 
 
 class _Places:

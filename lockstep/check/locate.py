@@ -42,6 +42,7 @@ class Root:
     operations: list[str] = field(default_factory=list)  # at these lines
     callers: list[list[str]] = field(default_factory=list)  # lines from which these are called
     near: bool = False  # the lines are the nearest that are known
+    changed: tuple[int, str] = (0, "")  # 0 or 1, the port, and FILE:LINE: what its cause changes
 
     @property
     def name(self) -> str:

@@ -90,6 +90,33 @@ class Model(nn.Module):
     def forward(self, x):
         return self.out(x * F.hardsigmoid(self.gate(x)))
 """
+FOURIER = """
+SIZE = (4, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 6)
+        self.register_buffer("frequencies", torch.randn(6))
+
+    def forward(self, x):
+        return self.out(torch.sin(1000 * x * self.frequencies))
+"""
+GATED = """
+SIZE = (4, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(6, 6)
+
+    def forward(self, x):
+        a, b = self.up(x).chunk(2, -1)
+        y = a * torch.sigmoid(b)
+        return self.down(2 * y)
+"""
 SKIPS = """
 SIZE = (4, 6)
 
@@ -186,6 +213,21 @@ def test_a_rounded_constant_hides_no_difference_of_another_batch(factor: float) 
     assert [root.entry for root in result.beside] == ["made in float32"]
     assert [root.where for root in result.roots] == ["loss of batch 1"] * (factor != 1)
     assert all("before it are right" in root.hints[0] for root in result.roots)
+
+
+def test_a_buffer_that_both_sides_have_is_no_rounded_constant() -> None:
+    """The port is given the reference's: no rounding of it is left."""
+    result = check(FOURIER, FOURIER, ("self.out(", "1e-6 * x**3 + self.out("))
+    assert result.verdict == "different" and not result.beside
+
+
+def test_the_line_is_that_which_the_cause_changes() -> None:
+    """Values part behind it, where the halves are joined."""
+    whole = GATED.replace("        a, b = self.up(x).chunk(2, -1)\n", "").replace(
+        "a * torch.sigmoid(b)", "F.glu(self.up(x))"
+    )
+    (root,) = check(whole, GATED, ("a, b =", "b, a =")).roots
+    assert root.entry == "halves exchanged" and "b, a = " in root.lines[1]
 
 
 def test_a_module_is_a_hint_inside_the_place_alone() -> None:

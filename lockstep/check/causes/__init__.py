@@ -93,7 +93,7 @@ def _exchanged(root: Root, evidence: Evidence) -> Cause | None:
 
 
 def _made_in_float32(root: Root, evidence: Evidence) -> Cause | None:
-    rounded = evidence.port.facts["rounded"]
+    rounded = counterfactual.rounded_of(evidence, "port")
     if not rounded or not FLOAT32[0] < root.largest.figure < FLOAT32[1]:
         return None
     return Cause("made in float32", f"perhaps a constant made in {rounded[0]}",

@@ -92,12 +92,23 @@ def name_rounded_constants(roots: list[Root], evidence: Evidence) -> None:
 
 
 def _rounded_sides(evidence: Evidence) -> "Iterator[ChangedSide]":
-    if evidence.port.facts["rounded"]:
+    if rounded_of(evidence, "port"):
         yield PortSide(evidence, evidence.port.program)
-    if evidence.reference.about["rounded"] and evidence.again:
+    if rounded_of(evidence, "reference") and evidence.again:
         side = ReferenceSide(evidence, evidence.again())
         side.start()
         yield side
+
+
+def rounded_of(evidence: Evidence, side: str) -> list[str]:
+    """Lists what a side makes in float32, but for buffers that the other side is given, too."""
+    facts = evidence.port.facts if side == "port" else evidence.reference.about
+    shared = {f"float32 of {name}" for name in _shared(evidence, side)}
+    return [each for each in facts["rounded"] if each not in shared]
+
+
+def _shared(evidence: Evidence, side: str) -> list[str]:
+    return sorted({getattr(entry, side).name for entry in evidence.entries})
 
 
 def _explain_by_weights(side: "ReferenceSide", roots: list[Root]) -> None:
@@ -166,6 +177,7 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
                 found, fact = side.cause(key), root.cause if root.entry in FACTS else ""
                 text = f"{found.text}: {fact}" if fact else found.text
                 root.entry, root.cause, root.remedy = found.entry, text, found.remedy
+                root.changed = int(side.side == "port"), key[3].rpartition(":")[0]
 
 
 def _gaps_of(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
@@ -181,7 +193,11 @@ class ChangedSide:
 
     evidence: Evidence
     program: Asked
-    name = ""
+    side = ""
+
+    @property
+    def name(self) -> str:
+        return f"the {self.side}'s"
 
     def start(self) -> None:
         """Makes a program ready that was started anew."""
@@ -286,9 +302,10 @@ class ChangedSide:
         spec, given = self.evidence.reference.about["batch"], self.given()
         for name, value in (weights or {}).items():
             given[f"weights/{name}"] = np.full_like(given[f"weights/{name}"], value)
+        shared = _shared(self.evidence, self.side)
         try:
             about, seen = self.program.ask("run", given, batch=spec, change=list(key),
-                                           nudges=nudges)  # fmt: skip
+                                           nudges=nudges, shared=shared)  # fmt: skip
         except UserError:
             return None
         return {**seen, "loss": np.array([about["loss"]])}
@@ -388,7 +405,7 @@ class ChangedSide:
 class ReferenceSide(ChangedSide):
     """The reference, which is to give the port's values."""
 
-    name = "the reference's"
+    side = "reference"
 
     def both(self, seen: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
         return ours, seen
@@ -451,7 +468,7 @@ class ReferenceSide(ChangedSide):
 class PortSide(ChangedSide):
     """The port, which is to give the reference's values."""
 
-    name = "the port's"
+    side = "port"
 
     def both(self, seen: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
         return seen, theirs
