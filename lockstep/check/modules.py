@@ -358,17 +358,24 @@ def make_pairing(
 
 def begin_elsewhere(pairing: Pairing, reference: Calls, port: Calls) -> set[str]:
     """Finds the port's calls that give in a free run what the reference's give, of something else:
-    one side's function, such as an activation, stands before the module and the other's in it."""
-    found = set()
+    one side's function, such as an activation, stands before the module and the other's in it. So
+    does a call that is wrong itself, if what ends first inside of it gives what it should."""
+    right, begun = set(), set()
     for p, slots in pairing.slots.items():
         alike: dict[str, list[bool]] = {"act": [], "in": []}
         for mine, other in slots.items():
             theirs, ours = reference.arrays[other], pairing.value(mine, port.arrays)
             alike[mine.partition("/")[0]].append(
                 ours is not None and norm_gap(ours, theirs) < ALIKE)  # fmt: skip
-        if alike["act"] and all(alike["act"]) and alike["in"] and not any(alike["in"]):
-            found.add(p)
-    return found
+        if alike["act"] and all(alike["act"]):
+            right.add(p)
+        if alike["in"] and not any(alike["in"]):
+            begun.add(p)
+    parents, first = port.parents(), dict[str, str]()
+    for call in (event[1:] for event in port.events if event[0] == "-"):
+        for outer in above(call, parents) if call in pairing.slots else ():
+            first.setdefault(outer, call)
+    return {p for p in begun if p in right or first.get(p) in right}
 
 
 def _pair_slots(

@@ -117,6 +117,28 @@ class Model(nn.Module):
         y = a * torch.sigmoid(b)
         return self.down(2 * y)
 """
+PATCHES = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix, self.norm = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, images):
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        return self.norm(torch.tanh(self.mix(x))) * 2
+
+
+def loss(model, batch):
+    return (model(batch["images"]) - batch["y"]).square().mean()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"images": draw.normal(size=(2, 3, 8, 8)), "y": draw.normal(size=(2, 4, 8))}
+"""
+)
 SKIPS = """
 SIZE = (4, 6)
 
@@ -228,6 +250,17 @@ def test_the_line_is_that_which_the_cause_changes() -> None:
     )
     (root,) = check(whole, GATED, ("a, b =", "b, a =")).roots
     assert root.entry == "halves exchanged" and "b, a = " in root.lines[1]
+
+
+def test_patches_for_an_image_are_no_difference_beside_one() -> None:
+    """A model that was wrong at its end was fed the image in the place of its patches."""
+    linear = (
+        ("nn.Conv2d(3, 8, 4, 4)", "nn.Linear(48, 8)"), (".flatten(2).transpose(1, 2)", ""),
+        ('batch["images"])', 'F.unfold(batch["images"], 4, stride=4).mT)'),
+    )  # fmt: skip
+    assert check_pair(PATCHES, PATCHES, *linear).verdict == "equal"
+    (root,) = check_pair(PATCHES, PATCHES, *linear, ("* 2", "* 3")).roots
+    assert root.where == "(root), after norm"
 
 
 def test_a_module_is_a_hint_inside_the_place_alone() -> None:
