@@ -202,7 +202,7 @@ def _is_unusual(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
 def _is_another(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
     """Says if one is of fc1 and the other of fc2, where both sides number as many."""
     theirs, ours = reference.numbers.get(r), port.numbers.get(p)
-    return bool(theirs and ours) and theirs[1:] == ours[1:] and theirs != ours
+    return theirs is not None and ours is not None and theirs[1] == ours[1] and theirs != ours
 
 
 Score = tuple[tuple[bool, bool], float, tuple[bool, bool, int], str, str]  # the least is the best
