@@ -359,7 +359,8 @@ def make_pairing(
 def begin_elsewhere(pairing: Pairing, reference: Calls, port: Calls) -> set[str]:
     """Finds the port's calls that give in a free run what the reference's give, of something else:
     one side's function, such as an activation, stands before the module and the other's in it. So
-    does a call that is wrong itself, if what ends first inside of it gives what it should."""
+    does a call that is wrong itself, if what ends first inside of it gives what it should; of the
+    model's inputs, which nothing stands before, one that differs is enough."""
     right, begun = set(), set()
     for p, slots in pairing.slots.items():
         alike: dict[str, list[bool]] = {"act": [], "in": []}
@@ -369,7 +370,7 @@ def begin_elsewhere(pairing: Pairing, reference: Calls, port: Calls) -> set[str]
                 ours is not None and norm_gap(ours, theirs) < ALIKE)  # fmt: skip
         if alike["act"] and all(alike["act"]):
             right.add(p)
-        if alike["in"] and not any(alike["in"]):
+        if not (all if p == "(root)" else any)(alike["in"] or [True]):
             begun.add(p)
     parents, first = port.parents(), dict[str, str]()
     for call in (event[1:] for event in port.events if event[0] == "-"):

@@ -125,13 +125,13 @@ class Model(nn.Module):
         super().__init__()
         self.embed, self.mix, self.norm = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.LayerNorm(8)
 
-    def forward(self, images):
+    def forward(self, images, y):
         x = self.embed(images).flatten(2).transpose(1, 2)
-        return self.norm(torch.tanh(self.mix(x))) * 2
+        return self.norm(torch.tanh(self.mix(x))) * 2 - y
 
 
 def loss(model, batch):
-    return (model(batch["images"]) - batch["y"]).square().mean()
+    return model(batch["images"], batch["y"]).square().mean()
 
 
 def batch(step):
@@ -256,7 +256,7 @@ def test_patches_for_an_image_are_no_difference_beside_one() -> None:
     """A model that was wrong at its end was fed the image in the place of its patches."""
     linear = (
         ("nn.Conv2d(3, 8, 4, 4)", "nn.Linear(48, 8)"), (".flatten(2).transpose(1, 2)", ""),
-        ('batch["images"])', 'F.unfold(batch["images"], 4, stride=4).mT)'),
+        ('batch["images"],', 'F.unfold(batch["images"], 4, stride=4).mT,'),
     )  # fmt: skip
     assert check_pair(PATCHES, PATCHES, *linear).verdict == "equal"
     (root,) = check_pair(PATCHES, PATCHES, *linear, ("* 2", "* 3")).roots
