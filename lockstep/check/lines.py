@@ -139,20 +139,18 @@ def name_lines(
     def parts_for(root: Root) -> list[PartedAt]:
         return coarse if shown and coarse and root.largest.figure > COARSE else fine
 
+    sides = follower.tape, follower.port_tape
     places = _Places(follower.tape, follower.reference.arrays if shown else {})
     for root in forward:
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
         here = next((part for part in parts_for(root) if part.number in inside), None)
         if here:
-            root.put_lines(here)
+            root.put_lines(_where_changed(root, here, [*fine, *coarse], sides))
     if forward and not any(root.lines for root in forward):
         for part in parts_for(forward[0])[:1]:
-            forward[0].put_lines(part)
-    for root in forward:
-        if root.changed[1] and root.lines:
-            _put_changed(root, [*fine, *coarse], (follower.tape, follower.port_tape))
+            forward[0].put_lines(_where_changed(forward[0], part, [*fine, *coarse], sides))
     for root in [root for root in forward + states if not (root.lines or rounded)]:
-        if used := _uses_of_module(root.spots[0], (follower.tape, follower.port_tape)):
+        if used := _uses_of_module(root.spots[0], sides):
             root.put_lines(used)
     lacking = rounded and not all(root.lines for root in forward)
     why = "no lines are named: values part at a constant made in float32, too"
@@ -203,17 +201,24 @@ def _first_use(side: SideTape, numbers: set[int]) -> int | None:
     return next(iter(stops or [user for user in users if user not in numbers]), None)
 
 
-def _put_changed(root: Root, parts: list[PartedAt], sides: tuple[SideTape, SideTape]) -> None:
-    """Puts the line that a root's cause changes in the place of that side's, if it is another."""
+def _where_changed(
+    root: Root, here: PartedAt, parts: list[PartedAt], sides: tuple[SideTape, SideTape]
+) -> PartedAt:
+    """Returns the place at the line that a root's cause changes; else this one, with that line."""
     at, place = root.changed
-    numbers = [n for n, value in enumerate(sides[at].values) if value.line.startswith(f"{place}  ")]
-    if not numbers or root.lines[at].startswith(f"{place}  "):
-        return
-    for part in parts:
-        if (part.reference, part.port)[at].startswith(f"{place}  "):
-            return root.put_lines(part)
-    root.lines[at], root.operations[at] = sides[at].line(numbers[0]), sides[at].tell(numbers[0])
-    root.near = True
+    start = f"{place}  "
+    for part in (here, *parts):
+        if (part.reference, part.port)[at].startswith(start):
+            return part
+    number = next((n for n, x in enumerate(sides[at].values) if x.line.startswith(start)), None)
+    if number is None:
+        return here
+    lines, operations, callers = [here.reference, here.port], [*here.operations], [*here.callers]
+    lines[at], operations[at] = sides[at].line(number), sides[at].tell(number)
+    callers[at] = tuple(sides[at].callers(number))
+    told = operations[0], operations[1]
+    return replace(here, reference=lines[0], port=lines[1], operations=told, callers=tuple(callers),
+                   near=True)  # fmt: skip
 
 
 class _Places:
