@@ -101,7 +101,8 @@ def test_what_is_said_before_training(
 def test_xla_undoes_remat_of_unrolled_layers_on_a_cpu() -> None:
     """Before JAX 0.11 unrolled layers need what they need without remat, as compiled, and a run
     says so. A loop is recomputed."""
-    needed, said = {}, {}
+    needed: dict[str, float] = {}
+    said: dict[str, int] = {}
     for name, flags in {
         "none": {"remat": "none"}, "unrolled": {"layers": "unroll"}, "loop": {"layers": "scan"},
     }.items():  # fmt: skip
