@@ -38,8 +38,8 @@ def check_snapshot(name: str, text: str) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """What a text says, however argparse lays it out: Python 3.13 has other columns, and `-o, --out
-    FILE` for `-o FILE, --out FILE`."""
+    """Splits help or JSON into words, as the layout of help depends on Python: from 3.13 on it has
+    other columns, and `-o, --out FILE` for `-o FILE, --out FILE`."""
     return re.sub(r"( -\w) [A-Z]+, --", r"\1, --", text).split()
 
 
