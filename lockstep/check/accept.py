@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep.check import names
-from lockstep.check.locate import Root
+from lockstep.check.roots.locate import Root
 from lockstep.errors import UserError
 
 WITHOUT_SIZE = ("mapping", "initial values")  # directions, which stand for a cause

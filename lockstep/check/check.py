@@ -6,19 +6,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.check import accept as acceptance
-from lockstep.check import backward, causes, locate, mapping, notes, rungs
-from lockstep.check.entries import Mapping
-from lockstep.check.follow import Followed
+from lockstep.check import causes, notes, rungs
+from lockstep.check.following.follow import Followed
+from lockstep.check.following.tapes import Asked
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
-from lockstep.check.lines import Follower, name_lines, name_lines_of_batches
-from lockstep.check.modules import Calls
-from lockstep.check.pieces import entries_of
-from lockstep.check.port import Port, PortRun, aliases_of, tensors_of
+from lockstep.check.pairing import by_names
+from lockstep.check.pairing.by_values import entries_of
+from lockstep.check.pairing.entries import Mapping
 from lockstep.check.prove import Prover, Trial
+from lockstep.check.roots import backward, locate
+from lockstep.check.roots.lines import Follower, name_lines, name_lines_of_batches
 from lockstep.check.rungs import Bounds, Stage
-from lockstep.check.tapes import Asked
-from lockstep.check.trace import Trace
+from lockstep.check.sides.modules import Calls
+from lockstep.check.sides.port import Port, PortRun, aliases_of, tensors_of
+from lockstep.check.sides.trace import Trace
 from lockstep.check.written import compare_as_written
 from lockstep.judge.compare import norm_gap
 from lockstep.worker import Say, silent
@@ -212,7 +214,7 @@ def propose(
                         reference.about["kinds"])  # fmt: skip
     ours = tensors_of(port.facts, port.initial, calls.events, calls.kinds)
     entries = entries_of(found, theirs, ours) if found else []
-    made = mapping.propose(theirs, ours, overrides, entries, joined=joined)
+    made = by_names.propose(theirs, ours, overrides, entries, joined=joined)
     _drop_constants(made, reference, port)
     return made
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import extras
-from lockstep.check import compare, page, program, report, trace
+from lockstep.check import compare, page, report
 from lockstep.check.check import Result
 from lockstep.check.compare import WHAT
-from lockstep.check.program import require_python
 from lockstep.check.recorded import record_like
+from lockstep.check.sides import program, trace
+from lockstep.check.sides.program import require_python
 from lockstep.config.fields import require_choice
 from lockstep.config.kinds import COMPARED, require_exact
 from lockstep.errors import UserError, printable, require, require_range

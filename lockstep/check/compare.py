@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.check import accept as acceptance
-from lockstep.check import check, kept, report, trace
-from lockstep.check.port import Port
-from lockstep.check.program import UserProgram, require_python
+from lockstep.check import check, report
 from lockstep.check.recorded import RecordedPort, require_same_batches
+from lockstep.check.sides import kept, trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.program import UserProgram, require_python
 from lockstep.errors import require
 from lockstep.model.params import Arrays
 from lockstep.worker import Say, silent

@@ -5,9 +5,9 @@ from math import prod
 import numpy as np
 
 from lockstep.check.layout import Entry
-from lockstep.check.port import Port
 from lockstep.check.rungs import Stage
-from lockstep.check.trace import Trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.trace import Trace
 
 SIGMAS = 5.0  # of the sampling error of a moment: one in two million by chance
 # Of elements: below, a moment of a sample follows its own distribution too little.

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.check.layout import Entry, Piece
-from lockstep.check.locate import Root, list_some
-from lockstep.check.modules import Calls, module_of, shapes_of_other_sizes
-from lockstep.check.port import Port
 from lockstep.check.prove import Trial
+from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import Stage, changed_state, end_of_schedule, labels_of
-from lockstep.check.trace import Trace
+from lockstep.check.sides.modules import Calls, module_of, shapes_of_other_sizes
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.trace import Trace
 from lockstep.check.written import note_dropout
 
 FREE = ("2", "3", "5", "8")

@@ -10,7 +10,7 @@ from lockstep import chart, html
 from lockstep.chart import Line
 from lockstep.check import report
 from lockstep.check.check import Result
-from lockstep.check.locate import Root
+from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Stage
 from lockstep.html import Cell, folded, table
 from lockstep.judge.verdict import Finding, Outcome, Verdict

@@ -6,10 +6,11 @@ from functools import partial
 from itertools import combinations
 
 from lockstep.check import names, rungs
-from lockstep.check.entries import Mapping
 from lockstep.check.layout import Entry
-from lockstep.check.mapping import exchange
-from lockstep.check.modules import (
+from lockstep.check.pairing.by_names import exchange
+from lockstep.check.pairing.by_values import permuted_modules
+from lockstep.check.pairing.entries import Mapping
+from lockstep.check.sides.modules import (
     Calls,
     Pairing,
     above,
@@ -17,9 +18,8 @@ from lockstep.check.modules import (
     make_pairing,
     pair_calls,
 )
-from lockstep.check.pieces import permuted_modules
-from lockstep.check.port import Port, PortRun
-from lockstep.check.trace import Trace
+from lockstep.check.sides.port import Port, PortRun
+from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
 
 TRIALS = 40  # of a mapping: two runs of the port each

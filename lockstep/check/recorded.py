@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import check, layout, report
-from lockstep.check.lines import Follower
-from lockstep.check.modules import Calls
-from lockstep.check.port import Port, PortRun, aliases_of
-from lockstep.check.program import UserProgram
+from lockstep.check.roots.lines import Follower
 from lockstep.check.rungs import labels_of
-from lockstep.check.trace import Trace
+from lockstep.check.sides.modules import Calls
+from lockstep.check.sides.port import Port, PortRun, aliases_of
+from lockstep.check.sides.program import UserProgram
+from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError, require
 from lockstep.files import durable
 from lockstep.judge.compare import norm_gap

@@ -7,8 +7,8 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.check import Result
-from lockstep.check.entries import Mapping
-from lockstep.check.locate import Root, list_some
+from lockstep.check.pairing.entries import Mapping
+from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import Stage
 from lockstep.errors import printable
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lockstep.check.layout import Entry
-from lockstep.check.modules import Calls, Pairing, call_of
-from lockstep.check.port import Port, PortRun
-from lockstep.check.trace import Trace
+from lockstep.check.sides.modules import Calls, Pairing, call_of
+from lockstep.check.sides.port import Port, PortRun
+from lockstep.check.sides.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.envelope import compare_curves
 from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon

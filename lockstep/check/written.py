@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lockstep.check.locate import Root
+from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Stage
 from lockstep_recorder.noise import ULPS
 

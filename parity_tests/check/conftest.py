@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.check import trace
 from lockstep.check.check import Result
-from lockstep.check.program import UserProgram
-from lockstep.check.trace import Trace
+from lockstep.check.sides import trace
+from lockstep.check.sides.program import UserProgram
+from lockstep.check.sides.trace import Trace
 from lockstep.process import ROOT
 from parity_tests.check.inside import ALONE, check_inside, record_inside
 from parity_tests.check.mutants import BY_NAME, changed

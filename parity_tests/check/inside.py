@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.check import check, trace
-from lockstep.check.port import Port
-from lockstep.check.trace import Trace
+from lockstep.check import check
+from lockstep.check.sides import trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep_recorder import main, recording
@@ -36,7 +37,7 @@ ALONE = 4  # updates of the optimizer alone for each of the curve; the recorder'
 
 
 class Inside:
-    """In place of `lockstep.check.program.UserProgram`."""
+    """In place of `lockstep.check.sides.program.UserProgram`."""
 
     def __init__(self, file: Path, own: bool = False) -> None:
         user = User(str(file))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep import worker
-from lockstep.check import program
+from lockstep.check.sides import program
 from lockstep.errors import UserError
 from lockstep_recorder import main
 from lockstep_recorder.user import Mistake

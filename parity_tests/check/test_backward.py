@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.check import check, trace
+from lockstep.check import check
 from lockstep.check.check import Result
-from lockstep.check.port import Port
-from lockstep.check.program import UserProgram
-from lockstep.check.trace import Trace
+from lockstep.check.sides import trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.program import UserProgram
+from lockstep.check.sides.trace import Trace
 from lockstep_recorder import tree
 from lockstep_recorder.main import open_side
 from lockstep_recorder.questions import make_player

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.check import lines, report
+from lockstep.check import report
 from lockstep.check.check import Result
+from lockstep.check.roots import lines
 from lockstep_recorder.operations import fingerprint
 from parity_tests.check.follow_pairs import PAIRS
 from parity_tests.check.inside import check_pair

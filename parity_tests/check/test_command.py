@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.check import trace
+from lockstep.check.sides import trace
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, INCOMPLETE, MISTAKE
 from parity_tests.check.inside import record_inside

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.check import check, entries, layout, mapping, notes
+from lockstep.check import check, layout, notes
 from lockstep.check.causes import statistics
-from lockstep.check.lines import Follower
-from lockstep.check.locate import find_roots
-from lockstep.check.modules import Calls, make_pairing, masked_positions, pair_calls
-from lockstep.check.pieces import turns_window
-from lockstep.check.port import Port
+from lockstep.check.pairing import by_names, entries
+from lockstep.check.pairing.by_values import turns_window
+from lockstep.check.pairing.tensors import Tensors
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.recorded import RecordedPort, require_same_batches
+from lockstep.check.roots.lines import Follower
+from lockstep.check.roots.locate import find_roots
 from lockstep.check.rungs import Stage
-from lockstep.check.tensors import Tensors
+from lockstep.check.sides.modules import Calls, make_pairing, masked_positions, pair_calls
+from lockstep.check.sides.port import Port
 from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
 from parity_tests.check.inside import START, Inside, check_inside, check_pair, record
@@ -360,7 +361,7 @@ def test_fused_tensors_of_stacked_layers_are_mapped() -> None:
     split = {f"h.{i}.attn.{n}.weight": (6, 6) for i in range(3) for n in "qkv"}
     stacked = {"layers.attn.qkv.kernel": (3, 6, 18)}
     for ours, theirs in ((split, stacked), (stacked, split)):
-        found = mapping.propose(tensors(theirs, "torch"), tensors(ours, "jax"), joined="blocks")
+        found = by_names.propose(tensors(theirs, "torch"), tensors(ours, "jax"), joined="blocks")
         names = paired(found) if ours is stacked else {v: k for k, v in paired(found).items()}
         assert names["h.1.attn.k.weight"] == "layers.attn.qkv.kernel[1][:, 6:12]"
 
@@ -374,7 +375,7 @@ def test_a_layer_is_made_of_up_to_five_beside_others_that_fit_nowhere() -> None:
     split: dict[str, layout.Shape] = {f"mixer.to_{n}.kernel": (6, k)
                                for n, k in zip("zxbct", (5, 8, 3, 3, 2))}  # fmt: skip
     split |= {f"mixer.conv_{n}.kernel": (4, 1, k) for n, k in zip("xbc", (8, 3, 3))}
-    found = mapping.propose(tensors(fused, "torch"), tensors(split, "jax"), joined="blocks")
+    found = by_names.propose(tensors(fused, "torch"), tensors(split, "jax"), joined="blocks")
     names = {v: k for k, v in paired(found).items()}
     assert names["mixer.to_t.kernel"] == "mixer.in_proj.weight[19:21]"
     assert names["mixer.conv_c.kernel"] == "mixer.conv.weight[11:14]"
@@ -386,7 +387,7 @@ def test_numbers_in_names_pair_a_plain_tree() -> None:
                   "ls2.gamma")}  # fmt: skip
     port = {f"blocks.{i}.{n}": (4,) for i in range(2) for n in
             ("gamma1", "gamma2", "norm1_b", "norm1_g", "norm2_b", "norm2_g")}  # fmt: skip
-    names = paired(mapping.propose(tensors(reference, "torch"), tensors(port, "jax")))
+    names = paired(by_names.propose(tensors(reference, "torch"), tensors(port, "jax")))
     assert names["blocks.1.ls1.gamma"] == "blocks.1.gamma1"
     assert names["blocks.0.norm2.bias"] == "blocks.0.norm2_b"
 
@@ -395,7 +396,7 @@ def test_a_map_must_cover_its_tensors() -> None:
     side = tensors({"a": (4, 2)}, "torch")
     half = {"name": "a", "cuts": [[0, 0, 2, False]]}
     with pytest.raises(UserError, match="4 of its 8 elements are paired"):
-        mapping.propose(side, side, {"tensors": [{"port": half, "reference": half}]})
+        by_names.propose(side, side, {"tensors": [{"port": half, "reference": half}]})
 
 
 def test_two_traces_of_one_program_are_equal_and_nothing_is_isolated(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lockstep.check.trace import Trace
+from lockstep.check.sides.trace import Trace
 from lockstep.process import ROOT
 from parity_tests.check.inside import check_inside, record
 from parity_tests.check.mutants import BUGS, port_of

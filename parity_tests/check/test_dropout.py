@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.check.program import UserProgram
+from lockstep.check.sides.program import UserProgram
 from parity_tests.tiers import tier
 
 REST = """

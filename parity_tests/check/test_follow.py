@@ -8,15 +8,17 @@ import jax
 import numpy as np
 import pytest
 
-from lockstep.check import lines, report, trace
-from lockstep.check.apart import part_at
+from lockstep.check import report
 from lockstep.check.check import Result
-from lockstep.check.follow import OPEN, Followed, follow
-from lockstep.check.port import Port
-from lockstep.check.program import UserProgram
-from lockstep.check.tapes import Asked, LiveTape, RecordedTape, SideTape
-from lockstep.check.trace import Trace
-from lockstep.check.turns import turns
+from lockstep.check.following.apart import part_at
+from lockstep.check.following.follow import OPEN, Followed, follow
+from lockstep.check.following.tapes import Asked, LiveTape, RecordedTape, SideTape
+from lockstep.check.following.turns import turns
+from lockstep.check.roots import lines
+from lockstep.check.sides import trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.program import UserProgram
+from lockstep.check.sides.trace import Trace
 from lockstep.process import ROOT
 from lockstep_recorder import questions, tree
 from lockstep_recorder.noise import perturb
@@ -64,7 +66,7 @@ def followed_pair(pair: Pair, folder: Path, changes: tuple[str, str] = ("", ""))
 def test_a_module_used_twice_on_the_same_data_is_no_two_parts_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.check.follow.RETURNS", 1)
+    monkeypatch.setattr("lockstep.check.following.follow.RETURNS", 1)
     pair = PAIRS["learned queries that meet the same keys twice"]
     found = followed_pair(pair, tmp_path)
     assert found.equal

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.check import trace
+from lockstep.check.sides import trace
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, MISTAKE
 from lockstep.process import ROOT

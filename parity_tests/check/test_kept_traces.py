@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import worker
-from lockstep.check import kept, program
+from lockstep.check.sides import kept, program
 from lockstep.cli import commands
 from lockstep.exits import DONE, INCOMPLETE
 from lockstep.process import ROOT

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from lockstep.check import mapping
-from lockstep.check.follow import Followed
+from lockstep.check.following.follow import Followed
 from lockstep.check.layout import Shape
-from lockstep.check.pieces import entries_of
+from lockstep.check.pairing import by_names
+from lockstep.check.pairing.by_values import entries_of
 from lockstep_recorder.noise import is_statistic
 from parity_tests.check.test_comparisons import tensors
 
@@ -18,7 +18,7 @@ Shapes = Mapping[str, Shape]
 
 def found(reference: Shapes, port: Shapes) -> set[tuple[str, str]]:
     """(module of the port, tensor of the reference)"""
-    made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"))
+    made = by_names.propose(tensors(reference, "torch"), tensors(port, "jax"))
     assert not made.only_port and not made.only_reference
     return {(e.port.name.rpartition(".")[0], str(e.reference)) for e in made.entries}
 
@@ -42,7 +42,7 @@ def test_gates_of_a_cell_stand_in_torch_s_order(order: str) -> None:
         for leaf in ("weight", "bias")
     }  # fmt: skip
     assert found(reference, port) == made
-    back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"))
+    back = by_names.propose(tensors(port, "jax"), tensors(reference, "torch"))
     assert {(e.reference.name.rpartition(".")[0], str(e.port)) for e in back.entries} == made
 
 
@@ -52,7 +52,7 @@ def test_lists_of_an_expert_s_layers_are_the_parts_of_one_tensor(outer: str) -> 
              for i in range(2 if outer else 1) for k in (1, 3, 2) for e in range(3)}  # fmt: skip
     one = {f"{outer.format(i)}{name}": shape for i in range(2 if outer else 1)
            for name, shape in (("w13", (3, D, 2 * F)), ("w2", (3, F, D)))}  # fmt: skip
-    made = mapping.propose(tensors(lists, "torch"), tensors(one, "jax"), joined="blocks")
+    made = by_names.propose(tensors(lists, "torch"), tensors(one, "jax"), joined="blocks")
     pairs = {str(entry.reference): str(entry.port) for entry in made.entries}
     last = outer.format(1)
     assert len(pairs) == len(lists) and not made.only_port
@@ -71,7 +71,7 @@ def test_gates_of_a_cell_are_parted_along_what_its_layers_give(framework: str) -
     gates: dict[str, Shape] = {f"cell.{side}{gate}.kernel": (D if side == "i" else F, F)
                                for gate in "fgio" for side in "ih"}  # fmt: skip
     gates |= {f"cell.h{gate}.bias": (F,) for gate in "fgio"}
-    made = mapping.propose(tensors(gates, "jax"), tensors(fused, framework))
+    made = by_names.propose(tensors(gates, "jax"), tensors(fused, framework))
     before = ":, " if last else ""
     kernels_of = {str(e.reference): str(e.port) for e in made.entries if "kernel" in str(e.port)}
     assert kernels_of == {
@@ -91,7 +91,7 @@ def test_a_cell_without_a_bias_lacks_that_of_its_kernel() -> None:
             f"cell.dense_{side}.kernel": (size, 3 * F) for side, size in (("i", D), ("h", F))
         }
         port[f"cell.dense_{other}.bias"] = (3 * F,)
-        made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"))
+        made = by_names.propose(tensors(reference, "torch"), tensors(port, "jax"))
         assert (made.only_reference, made.only_port) == ([f"rnn.bias_{without}h_l0"], [])
 
 
@@ -100,10 +100,10 @@ def test_a_square_kernel_is_turned_as_others_of_its_kind(shape: Shape, turned: b
     """Flax's kernels are turned, not Equinox's; values that say otherwise are the port's bug."""
     sides = (tensors({"a.weight": (F, D), "b.weight": (D, D)}, "torch"),
              tensors({"a.weight": shape, "b.weight": (D, D)}, "jax"))  # fmt: skip
-    for found in ([], mapping.propose(*sides).entries):
+    for found in ([], by_names.propose(*sides).entries):
         for entry in found:
             entry.chosen = len(entry.choices) - 1
-        made = mapping.propose(*sides, found=found)
+        made = by_names.propose(*sides, found=found)
         assert {str(entry.reference): entry.turned for entry in made.entries} == {
             "a.weight": turned, "b.weight": turned}  # fmt: skip
 
@@ -113,7 +113,7 @@ def test_what_no_order_of_axes_fits_is_not_joined() -> None:
     parts: dict[str, Shape] = {"k_proj.weight": (8, 12), "v_proj.weight": (8, 12)}
     sides = tensors(parts, "torch"), tensors({"kv_einsum.kernel": (2, 2, 12, 4)}, "jax")
     for pair in (sides, sides[::-1]):
-        made = mapping.propose(*pair, joined="blocks")
+        made = by_names.propose(*pair, joined="blocks")
         assert all(entry.choices for entry in made.entries)
 
 
@@ -225,10 +225,10 @@ TOLD: dict[str, tuple[Shapes, Shapes, dict[str, str]]] = {
 @pytest.mark.parametrize("kind", TOLD)
 def test_what_names_tell_together(kind: str) -> None:
     reference, port, partners = TOLD[kind]
-    made = mapping.propose(tensors(reference, "torch"), tensors(port, "jax"), joined="blocks")
+    made = by_names.propose(tensors(reference, "torch"), tensors(port, "jax"), joined="blocks")
     assert not made.only_port and not made.only_reference
     assert partners.items() <= {str(e.port): str(e.reference) for e in made.entries}.items()
-    back = mapping.propose(tensors(port, "jax"), tensors(reference, "torch"), joined="blocks")
+    back = by_names.propose(tensors(port, "jax"), tensors(reference, "torch"), joined="blocks")
     assert partners.items() <= {str(e.reference): str(e.port) for e in back.entries}.items()
 
 
@@ -236,11 +236,11 @@ def test_heads_in_a_stack_of_the_reference_are_turned() -> None:
     """A port's matrix is made of them; the other way round no order of axes makes heads of it."""
     stack = tensors({"blocks.q": (2, 4, F, D)}, "jax")
     single = tensors({f"layers.{i}.q.weight": (4 * D, F) for i in range(2)}, "torch")
-    made = mapping.propose(stack, single, joined="blocks")
+    made = by_names.propose(stack, single, joined="blocks")
     assert [str(e) for e in made.entries] == [
         f"layers.{i}.q.weight <- blocks.q[{i}], axes [0, 2, 1]" for i in range(2)
     ]
-    assert not mapping.propose(single, stack, joined="blocks").entries
+    assert not by_names.propose(single, stack, joined="blocks").entries
 
 
 def test_copies_of_a_structure_are_paired_alike() -> None:
@@ -249,7 +249,7 @@ def test_copies_of_a_structure_are_paired_alike() -> None:
     port = {f"{net}.{leaf}.weight": (F, F) for net, leaves in (("policy", "yx"), ("anchor", "xy"))
             for leaf in leaves}  # fmt: skip
     for theirs, ours in ((reference, port), (port, reference)):
-        made = mapping.propose(tensors(theirs, "torch"), tensors(ours, "torch")).entries
+        made = by_names.propose(tensors(theirs, "torch"), tensors(ours, "torch")).entries
         nets = [{e.port.name.replace(net, ""): e.reference.name.replace(net, "") for e in made
                  if net in e.port.name} for net in ("policy", "anchor")]  # fmt: skip
         assert nets[0] == nets[1]

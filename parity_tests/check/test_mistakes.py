@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.check import compare, program, recorded, report, trace
+from lockstep.check import compare, recorded, report
 from lockstep.check.compare import Options, compare_programs
-from lockstep.check.program import UserProgram
 from lockstep.check.rungs import Bounds
-from lockstep.check.trace import Trace
+from lockstep.check.sides import program, trace
+from lockstep.check.sides.program import UserProgram
+from lockstep.check.sides.trace import Trace
 from lockstep.cli import commands
 from lockstep.errors import UserError
 from lockstep.files import durable

@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.check.accept import is_accepted, parse, say_unused
 from lockstep.check.check import Result
-from lockstep.check.locate import Root
-from lockstep.check.trace import Trace
+from lockstep.check.roots.locate import Root
+from lockstep.check.sides.trace import Trace
 from parity_tests.check.inside import check_inside
 from parity_tests.check.mutants import (
     BUGS,

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.check.check import Result
 from lockstep.check.compare import Options, compare_programs
-from lockstep.check.program import UserProgram
+from lockstep.check.sides.program import UserProgram
 from parity_tests.check.inside import START
 from parity_tests.tiers import tier
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.check import trace
 from lockstep.check.rungs import labels_of
+from lockstep.check.sides import trace
 from lockstep.errors import UserError
 from lockstep.files import stream
 from lockstep_recorder import memory, wire

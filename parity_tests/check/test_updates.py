@@ -8,8 +8,8 @@ import pytest
 from lockstep.check.accept import is_accepted, parse
 from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.check import Result
-from lockstep.check.locate import Root
 from lockstep.check.report import figure, headline
+from lockstep.check.roots.locate import Root
 from parity_tests.check.inside import START, check_pair
 
 PROGRAM = START + """

@@ -20,14 +20,15 @@ import safetensors.numpy
 import torch
 from hypothesis import strategies as st
 
-from lockstep.check import report, trace
+from lockstep.check import report
 from lockstep.check.command import _read_map
-from lockstep.check.mapping import propose
-from lockstep.check.modules import Calls, make_pairing
-from lockstep.check.port import aliases_of, tensors_of
+from lockstep.check.following.tapes import RecordedTape
+from lockstep.check.pairing.by_names import propose
+from lockstep.check.pairing.tensors import Tensors
 from lockstep.check.rungs import Bounds, labels_of
-from lockstep.check.tapes import RecordedTape
-from lockstep.check.tensors import Tensors
+from lockstep.check.sides import trace
+from lockstep.check.sides.modules import Calls, make_pairing
+from lockstep.check.sides.port import aliases_of, tensors_of
 from lockstep.config import ModelConfig, huggingface
 from lockstep.config.presets import GPT2
 from lockstep.data import corpus, prepare

@@ -18,7 +18,8 @@ from pyarrow.parquet import ParquetFile
 
 from benchmarks import report
 from lockstep import results
-from lockstep.check import mapping, trace
+from lockstep.check.pairing import by_names
+from lockstep.check.sides import trace
 from lockstep.config import config, huggingface, islands
 from lockstep.data import corpus, prepared, records, tokenizer
 from lockstep.data import stream as data_stream
@@ -144,7 +145,7 @@ EXAMPLES = [
     exchanged("llmc", llmc, "require", anything, a=llmc_file([20240326, 4, *HEADER[2:]])),
     exchanged("ckpt", nanogpt, "require_fields", anything, ckpt=ckpt(ARGUMENTS | {"bias": 1})),
     exchanged("trace", trace, "_problem", lambda about: "", trace=b"{}"),
-    exchanged("map", mapping, "require", anything, map=b'{"tensors": 3}'),
+    exchanged("map", by_names, "require", anything, map=b'{"tensors": 3}'),
     Example("config", directory, "read_json", python_s_own, {"config.json": b"0"},
             directory.read_record),
     Example("config", config, "require_fields", anything,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.check import accept
-from lockstep.check.locate import Root, group_updates
+from lockstep.check.roots.locate import Root, group_updates
 from lockstep.check.rungs import Spot
 from lockstep.judge import compare
 from lockstep.judge.verdict import Verdict

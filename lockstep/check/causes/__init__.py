@@ -22,7 +22,7 @@ from lockstep.check.causes import (
 )
 from lockstep.check.causes.evidence import Cause, scenes_of
 from lockstep.check.causes.evidence import Evidence as Evidence
-from lockstep.check.locate import Root
+from lockstep.check.roots.locate import Root
 from lockstep.errors import UserError
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,

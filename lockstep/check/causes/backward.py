@@ -4,7 +4,7 @@ import numpy as np
 
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.causes.glue import factor_between, name_factor
-from lockstep.check.locate import Root
+from lockstep.check.roots.locate import Root
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:

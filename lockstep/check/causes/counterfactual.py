@@ -15,10 +15,10 @@ import numpy as np
 
 from lockstep.check.causes.evidence import FITS, LEFT, Cause, Evidence
 from lockstep.check.causes.functions import LINES
-from lockstep.check.locate import Root
-from lockstep.check.modules import Calls, call_of, module_of
+from lockstep.check.following.tapes import Asked
+from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Pieces, Spot, by_piece
-from lockstep.check.tapes import Asked
+from lockstep.check.sides.modules import Calls, call_of, module_of
 from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM

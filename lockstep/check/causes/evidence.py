@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
-from lockstep.check.modules import Calls
-from lockstep.check.port import Port
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.rungs import Spot
-from lockstep.check.tapes import Asked
-from lockstep.check.trace import Trace
+from lockstep.check.sides.modules import Calls
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 

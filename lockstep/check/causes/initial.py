@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.layout import Piece
-from lockstep.check.locate import Root
+from lockstep.check.roots.locate import Root
 from lockstep.model.params import Arrays
 from lockstep_recorder.recording import moments
 

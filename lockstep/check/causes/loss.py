@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.check.causes.evidence import Cause, Evidence
-from lockstep.check.modules import module_of
+from lockstep.check.sides.modules import module_of
 
 SMOOTHINGS = (0.1, 0.05, 0.2, 0.15, 0.01, 0.3)
 

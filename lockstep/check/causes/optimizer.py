@@ -29,9 +29,9 @@ from lockstep.check.causes.solve import (
     histories,
     norm_of,
 )
-from lockstep.check.locate import Root, list_some
+from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import changes, labels_of, largest_finite, whole_tensors
-from lockstep.check.trace import Trace
+from lockstep.check.sides.trace import Trace
 from lockstep_recorder.recording import STEPS, factor_of
 
 SEVERAL, SHOWN = 4, 40  # tensors and updates that tell one RAdam from another

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lockstep.check.causes.evidence import FITS, Cause, Evidence, fits
-from lockstep.check.locate import Root, list_some
+from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import BATCH, Spot, changed_state
 
 OLD = "the old value, never updated"

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from lockstep.check.apart import STOPS, PartedAt, find_parts, part_at
-from lockstep.check.follow import ROUNDED, Followed, follow
-from lockstep.check.locate import Root
-from lockstep.check.port import Port
+from lockstep.check.following.apart import STOPS, PartedAt, find_parts, part_at
+from lockstep.check.following.follow import ROUNDED, Followed, follow
+from lockstep.check.following.tapes import EQUAL, Asked, Known, LiveTape, RecordedTape, SideTape
+from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import BATCH, Spot
-from lockstep.check.tapes import EQUAL, Asked, Known, LiveTape, RecordedTape, SideTape
-from lockstep.check.trace import Trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep.worker import Say, silent

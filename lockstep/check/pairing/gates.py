@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from lockstep.check import names
-from lockstep.check.entries import Mapping, drop_used, make_entry
 from lockstep.check.layout import Cut, Piece
-from lockstep.check.tensors import Tensors
+from lockstep.check.pairing.entries import Mapping, drop_used, make_entry
+from lockstep.check.pairing.tensors import Tensors
 
 ORDERS = ("ifgo", "rzn")  # of the gates of a fused LSTM and GRU
 GATE = re.compile(r"([ih])([ifgorzn])_?$")

@@ -7,12 +7,12 @@ from math import prod
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.entries import Mapping, drop_used, keep, likely_axes, make_entry
-from lockstep.check.fused import match_fused, match_stacked
-from lockstep.check.gates import match_gates
 from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
-from lockstep.check.siblings import mark_copies
-from lockstep.check.tensors import Tensors
+from lockstep.check.pairing.entries import Mapping, drop_used, keep, likely_axes, make_entry
+from lockstep.check.pairing.fused import match_fused, match_stacked
+from lockstep.check.pairing.gates import match_gates
+from lockstep.check.pairing.siblings import mark_copies
+from lockstep.check.pairing.tensors import Tensors
 from lockstep.errors import UserError, require
 
 KERNEL, GAIN, BIAS = range(3)

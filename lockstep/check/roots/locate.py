@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.apart import PartedAt
-from lockstep.check.modules import Calls, above, shapes_of_other_sizes
+from lockstep.check.following.apart import PartedAt
 from lockstep.check.rungs import BATCH, Spot, Stage, largest_finite
+from lockstep.check.sides.modules import Calls, above, shapes_of_other_sizes
 
 # The free runs, and the roots after which they differ, too.
 FREE = {

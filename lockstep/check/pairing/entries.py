@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
-from lockstep.check.tensors import Tensors
+from lockstep.check.pairing.tensors import Tensors
 
 
 @dataclass

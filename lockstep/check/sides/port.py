@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import layout
-from lockstep.check.entries import Mapping
-from lockstep.check.modules import Calls, module_of
 from lockstep.check.names import segments
-from lockstep.check.program import UserProgram
-from lockstep.check.tensors import Tensors
-from lockstep.check.trace import Trace
+from lockstep.check.pairing.entries import Mapping
+from lockstep.check.pairing.tensors import Tensors
+from lockstep.check.sides.modules import Calls, module_of
+from lockstep.check.sides.program import UserProgram
+from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep_recorder.recording import moments, prefixed
 from lockstep_recorder.wire import group

@@ -10,8 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from lockstep.check import trace
-from lockstep.check.program import PACKAGE
+from lockstep.check.sides import trace
+from lockstep.check.sides.program import PACKAGE
 from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep.files.cache import cache_folder

@@ -9,9 +9,16 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.selections import Selection, read_apart
-from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike, row_of
-from lockstep.check.turns import cuts, digest, joins, turns
+from lockstep.check.following.selections import Selection, read_apart
+from lockstep.check.following.tapes import (
+    Known,
+    LiveTape,
+    RecordedTape,
+    SideTape,
+    are_alike,
+    row_of,
+)
+from lockstep.check.following.turns import cuts, digest, joins, turns
 from lockstep_recorder.operations import SEES_ORDER, fingerprint, ordered
 
 TRIALS = 200  # candidates of one operation

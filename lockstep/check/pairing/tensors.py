@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lockstep.check import names, siblings
+from lockstep.check import names
 from lockstep.check.layout import Shape
+from lockstep.check.pairing import siblings
 
 
 @dataclass(frozen=True)

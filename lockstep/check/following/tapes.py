@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lockstep.check.following.turns import slices
 from lockstep.check.layout import Shape
-from lockstep.check.turns import slices
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep_recorder.graph import Graph

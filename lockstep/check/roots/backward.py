@@ -11,14 +11,14 @@ from functools import cached_property
 
 import numpy as np
 
-from lockstep.check.apart import LARGEST, MOVES, STOPS, PartedAt, part_at
-from lockstep.check.follow import ROUNDED
-from lockstep.check.locate import Root
-from lockstep.check.port import Port
+from lockstep.check.following.apart import LARGEST, MOVES, STOPS, PartedAt, part_at
+from lockstep.check.following.follow import ROUNDED
+from lockstep.check.following.tapes import EQUAL, Known, LiveTape, RecordedTape, SideTape, are_alike
 from lockstep.check.prove import Trial
+from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Spot
-from lockstep.check.tapes import EQUAL, Known, LiveTape, RecordedTape, SideTape, are_alike
-from lockstep.check.trace import Trace
+from lockstep.check.sides.port import Port
+from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep_recorder.operations import fingerprint

@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise, permutations, takewhile
 from math import prod
 
 from lockstep.check import names
-from lockstep.check.entries import Mapping, drop_used, make_entry
 from lockstep.check.layout import Cut, Piece, fitting_permutations
-from lockstep.check.tensors import Tensors
+from lockstep.check.pairing.entries import Mapping, drop_used, make_entry
+from lockstep.check.pairing.tensors import Tensors
 
 View = tuple[Tensors, dict[str, Piece]]  # a side, and what its names stand for
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.check import names, tapes
+from lockstep.check import names
+from lockstep.check.following import tapes
 from lockstep.errors import UserError, why
 from lockstep.files.stream import checksum, map_all
 from lockstep.files.untrusted import Refused, read_json

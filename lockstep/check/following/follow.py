@@ -13,10 +13,10 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.apart import MOVES, PartedAt, find_parts
-from lockstep.check.fit import LARGE, Candidate, Fits, elements_of, present
-from lockstep.check.selections import Selection, parted
-from lockstep.check.tapes import (
+from lockstep.check.following.apart import MOVES, PartedAt, find_parts
+from lockstep.check.following.fit import LARGE, Candidate, Fits, elements_of, present
+from lockstep.check.following.selections import Selection, parted
+from lockstep.check.following.tapes import (
     EQUAL,
     Known,
     LiveTape,
@@ -25,7 +25,7 @@ from lockstep.check.tapes import (
     axes_of,
     order_between,
 )
-from lockstep.check.turns import turns
+from lockstep.check.following.turns import turns
 from lockstep.model.params import Arrays
 from lockstep_recorder.operations import COLUMNS, fingerprint, marginals
 

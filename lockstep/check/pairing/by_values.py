@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.entries import Mapping
-from lockstep.check.follow import OPEN, Followed
+from lockstep.check.following.follow import OPEN, Followed
 from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
-from lockstep.check.tensors import Tensors
+from lockstep.check.pairing.entries import Mapping
+from lockstep.check.pairing.tensors import Tensors
 
 MOST = 2_000  # pieces of one tensor
 JOINED = 4  # ... that a program joins by hand

@@ -7,8 +7,8 @@ from operator import mul
 
 import numpy as np
 
+from lockstep.check.following.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
 from lockstep.check.layout import Shape
-from lockstep.check.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
 from lockstep_recorder.operations import COLUMNS, SEES_ORDER, ordered
 
 AXES = 5  # of a value whose orders are tried

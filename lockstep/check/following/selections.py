@@ -11,7 +11,7 @@ from math import gcd
 
 import numpy as np
 
-from lockstep.check.tapes import Known, LiveTape, RecordedTape, are_alike, row_of
+from lockstep.check.following.tapes import Known, LiveTape, RecordedTape, are_alike, row_of
 
 MOST_PLAYED = 4_000_000  # elements of values that are played to find of what they are made
 MOVED = 6  # values behind an operation that may hold its result, such as its sum with a bias

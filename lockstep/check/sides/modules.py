@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.check import names
+from lockstep.check.following.tapes import axes_of, order_between
 from lockstep.check.layout import Axes, Entry, Shape, axes_between
-from lockstep.check.tapes import axes_of, order_between
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep_recorder.calls import MOST, slot

@@ -1,0 +1,1 @@
+"""The two sides of a check: a recorded reference, and a port's program that answers questions."""
