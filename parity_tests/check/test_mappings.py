@@ -265,6 +265,20 @@ def test_a_number_in_both_names_goes_before_the_order_of_calls() -> None:
     }  # fmt: skip
 
 
+def test_the_order_of_calls_counts_within_a_module_first() -> None:
+    """A kernel that the port alone calls before them moves its others by one place."""
+    reference = {f"{part}.{lin}.w": (D, D) for part in ("repr", "dyn") for lin in ("lin1", "lin2")}
+    port = {"extra.kernel": (D, D)}
+    port |= {
+        f"{part}.{x}.kernel": (D, D) for part in ("represent", "dynamics") for x in ("ffa", "ffb")
+    }
+    made = by_names.propose(tensors(reference, "jax"), tensors(port, "jax"))
+    pairs = {entry.port.name: entry.reference.name for entry in made.entries}
+    for part, own in (("repr", "represent"), ("dyn", "dynamics")):
+        assert pairs[f"{own}.ffa.kernel"] == f"{part}.lin1.w"
+        assert pairs[f"{own}.ffb.kernel"] == f"{part}.lin2.w"
+
+
 @pytest.mark.parametrize(("layer", "whole", "equal", "kept"), [
     (0, False, False, True),  # a query and a key of its own layer, fused
     (1, False, False, False),  # of another layer

@@ -116,6 +116,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         (_places(side, indexes), _places(side, dict.fromkeys(indexes, ())))
         for side, indexes in ((reference, theirs), (port, ours))
     ]
+    within = [_places_in_module(side) for side in (reference, port)]
     proven = _owners_paired(mapping)  # such as those of running statistics
     copies = Copies(reference, port, mapping.entries)
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
@@ -137,6 +138,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                     continue
                 at = not (ours[p] and theirs[r])  # one side does not number its layers
                 far = abs(places[0][at][r] - places[1][at][p])
+                (place, of), (own, of_own) = within[0][r], within[1][p]
                 owned = _of_one_owner(owners, reference.owner(r), port.owner(p))
                 score = likeness(reference, r, port, p) + owned
                 # A table of (8, 2) fits a gain of 16 elements, if nothing else; (1, 16) is as it.
@@ -146,6 +148,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 last = (
                     axes or _is_unusual(reference, r, port, p),
                     _is_another(reference, r, port, p),
+                    abs(place - own) if of == of_own else 0,
                     far,
                 )
                 scored.append((first, -round(score, 6), last, p, r))
@@ -182,6 +185,16 @@ def _places(side: Tensors, indexes: names.Indexes) -> dict[str, int]:
     return found
 
 
+def _places_in_module(side: Tensors) -> dict[str, tuple[int, int]]:
+    """Maps names to their places in the order of calls among the same module's tensors of their
+    size and last word, and to how many these are."""
+    groups: dict[tuple[str, int, str], list[str]] = {}
+    for name in side.order:
+        *outer, last = names.segments(side.spelt[name])
+        groups.setdefault((".".join(outer[:-1]), prod(side.shapes[name]), last), []).append(name)
+    return {name: (at, len(group)) for group in groups.values() for at, name in enumerate(group)}
+
+
 def _rank(name: str, side: Tensors) -> int:
     """Kernels first, then gains, then biases: the later follow the modules of the earlier."""
     return BIAS if names.is_bias(side.spelt[name]) else KERNEL if _has_axes(name, side) else GAIN
@@ -205,7 +218,8 @@ def _is_another(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
     return theirs is not None and ours is not None and theirs[1] == ours[1] and theirs != ours
 
 
-Score = tuple[tuple[bool, bool], float, tuple[bool, bool, int], str, str]  # the least is the best
+# The least is the best.
+Score = tuple[tuple[bool, bool], float, tuple[bool, bool, int, int], str, str]
 
 
 def _take_best(
