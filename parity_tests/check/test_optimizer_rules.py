@@ -151,6 +151,34 @@ def test_a_rule_of_optax_is_found(name: str) -> None:
     assert found[0].options.items() >= expected.items(), found[0].options
 
 
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, 1e-3, weight_decay=0.1)
+
+
+UNLISTED: dict[str, tuple[Callable[..., Any], float, dict[str, Any]]] = {
+    "a clip by a norm": (adamw, 0.7, {"eps": 1e-8, "clip": "norm 0.7", "clip's epsilon": 1e-6}),
+    "SGD, clipped": (lambda p: torch.optim.SGD(p, 0.1), 0.7,
+                     {"clip": "norm 0.7", "clip's epsilon": 1e-6}),
+    "betas and an epsilon": (
+        lambda p: torch.optim.AdamW(p, 1e-3, betas=(0.92, 0.997), eps=3e-7), 0.5,
+        {"rule": "Adam", "beta1": 0.92, "beta2": 0.997, "eps": 3e-7, "clip": "norm 0.5"}),
+    "a momentum and an L2": (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.87, weight_decay=4e-3), 0.7,
+        {"rule": "SGD", "momentum": 0.87, L2: 4e-3, "clip": "norm 0.7"}),
+    "an L2 of Adam": (lambda p: torch.optim.Adam(p, 1e-3, weight_decay=3e-5), 0.7,
+                      {"rule": "Adam", "beta1": 0.9, L2: 3e-5, "clip": "norm 0.7"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLISTED)
+def test_numbers_that_no_list_has_are_found(name: str) -> None:
+    """And as somebody wrote them: 0.7, not 0.70000001."""
+    make, limit, expected = UNLISTED[name]
+    (found,) = solve.find_rules(history(lambda: clipping(make, together=True, limit=limit)))
+    assert found.options.items() >= expected.items(), found.options
+    assert set(found.rate) == set(SHAPES)
+
+
 def test_updates_relative_to_a_fused_tensor_are_found_in_its_parts() -> None:
     """A part's own ratio is another one."""
     jax = pytest.importorskip("jax")
@@ -172,10 +200,6 @@ def test_no_rule_is_found_where_none_is() -> None:
         return {name: -1e-3 * np.cbrt(g) * np.sin(weights[name]) for name, g in grads.items()}
 
     assert solve.find_rules(history(lambda: cubed)) == []
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, 1e-3, weight_decay=0.1)
 
 
 def clip(grads: Arrays, limit: float) -> Arrays:
@@ -289,12 +313,12 @@ def in_bfloat16() -> Step:
     return step
 
 
-def clipping(make: Callable[..., Any], *, together: bool) -> Step:
+def clipping(make: Callable[..., Any], *, together: bool, limit: float = 0.5) -> Step:
     rule = by_torch(make)
 
     def step(weights: Arrays, grads: Arrays) -> Arrays:
         parts = [{name: g} for name, g in grads.items()] if not together else [grads]
-        return rule(weights, {n: g for part in parts for n, g in clip(part, 0.5).items()})
+        return rule(weights, {n: g for part in parts for n, g in clip(part, limit).items()})
 
     return step
 

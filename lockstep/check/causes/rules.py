@@ -1,7 +1,7 @@
 """Optimizers' rules in numpy: what each moves the weights by, at a learning rate of one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -118,20 +118,28 @@ def places(options: Options) -> Iterator[Options]:
     yield from ({"eps is": x} for x in dict.fromkeys((own, OUTSIDE, INSIDE))) if beside else ({},)
 
 
-def clips(gathers: bool) -> Iterator[Options]:
-    """None, by a norm, by value.
+def clips(gathers: bool, limits: Iterable[float] = LIMITS) -> Iterator[Options]:
+    """None, by a norm, by value, at each of some limits.
 
     Args:
         gathers: an update is made of several gradients, each of which may be clipped.
     """
     yield {"clip": "none"}
-    for of, limit in product(("all gradients", "each gradient") if gathers else ("",), LIMITS):
-        clipped = {"clip of": of} if of else {}
-        for eps in (1e-6, 0.0):
-            yield {"clip": f"norm {limit:g}", "clip's epsilon": eps, "_limit": limit, **clipped}
-        yield {"clip": f"value {limit:g}", "_value": limit, **clipped}
-        yield {"clip": f"norm {limit:g} of each tensor", "_limit": limit, "_own": True,
-               "clip's epsilon": 1e-6, **clipped}  # fmt: skip
+    for of, limit in product(("all gradients", "each gradient") if gathers else ("",), limits):
+        kinds: tuple[Options, ...] = (
+            {"clip's epsilon": 1e-6, "_limit": limit}, {"clip's epsilon": 0.0, "_limit": limit},
+            {"_value": limit}, {"_limit": limit, "_own": True, "clip's epsilon": 1e-6},
+        )  # fmt: skip
+        for kind in kinds:
+            yield {"clip": tell_clip(kind), **kind, **({"clip of": of} if of else {})}
+
+
+def tell_clip(options: Options) -> str:
+    """Names a rule's clip by its limit."""
+    if "_value" in options:
+        return f"value {options['_value']:g}"
+    own = " of each tensor" if options.get("_own") else ""
+    return f"norm {options['_limit']:g}{own}" if "_limit" in options else "none"
 
 
 def gradients_of(options: Options, s: Sequence) -> np.ndarray:

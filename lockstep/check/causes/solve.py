@@ -1,13 +1,22 @@
 """Finds the rule of an optimizer from what it did to weights and gradients that are known."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from lockstep.check.causes.evidence import Evidence
+from lockstep.check.causes.numbers import (
+    beside,
+    find_limits,
+    find_numbers,
+    fit_with_clip,
+    nearest_first,
+)
 from lockstep.check.causes.rules import (
     CHANGE,
     CONJUGATE,
@@ -34,6 +43,7 @@ ALIKE = 1e-12  # relative: misfits of clips that are both rounding
 ONE = 1e-6  # relative: decays, or ratios of rates, that are one
 NOISE = 1e-9  # of the largest gradient: rounding, whose direction is Adam's
 WHOLE = 65536  # elements of a tensor that is kept in full
+DOUBTFUL = 16  # rules whose numbers are sought where no list has them
 KINDS = 3  # rules beside each other, of several tensors each
 
 Rows = dict[str, Sequence]  # by tensor
@@ -147,10 +157,10 @@ def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
     else:
         return []
     found: list[Rule] = []
-    rest, unknown = set(plain), 0
-    while rest and len(found) < KINDS and unknown < 2:
+    rest, unknown = set(plain), set[str]()
+    while rest - unknown and len(found) < KINDS and len(unknown) < 2:
         # The largest gradients have the least rounding; few numbers fit every rule.
-        pick = max(sorted(rest), key=lambda name: _weight(small[name]))
+        pick = max(sorted(rest - unknown), key=lambda name: _weight(small[name]))
         if found and (plain[pick].grads.shape[1] < FEW or not plain[pick].changes.any()):
             break
         wholes = [
@@ -159,10 +169,9 @@ def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
         rule = _find_rule(pick, small, wholes, like)
         if rule:
             found.append(_relative(rule, plain))
-            rest -= set(rule.rate) | find_noisy(plain)
+            rest -= {pick, *rule.rate} | find_noisy(plain)
         else:
-            unknown += 1
-        rest.discard(pick)
+            unknown.add(pick)
     return found
 
 
@@ -202,8 +211,10 @@ def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...
     plain, best = wholes[0][pick], None
     needed = {name for name, s in wholes[0].items() if s.grads.shape[1] > 1} - find_noisy(wholes[0])
     gathers, begins = small[pick].parts is not None, dict[tuple[Any, ...], bool]()
+    doubtful: list[Options] = []
     candidates = _candidates(gathers, pairs=_may_be_complex(small[pick]))
-    for options in _nearest_first(candidates, like) if like else candidates:
+    others = [rule.options for rule in like]
+    for options in nearest_first(candidates, others) if like else candidates:
         # What bounds small squares of Adafactor from below is no rule of its own.
         known = plain if options["rule"] == "Adafactor" else small[pick]
         start = first_update(options)
@@ -211,26 +222,48 @@ def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...
             begins[start] = _solve(options, known.first(1)) is not None
         if not begins[start] or _solve(options, known) is None:
             continue
-        tried = ({**options, **clip, **at} for clip in clips(gathers) for at in places(options))
-        fitting = [whole for whole in tried
-                   if all(_solve(whole, each[pick]) is not None for each in wholes)]  # fmt: skip
-        if not fitting:
-            continue
-        rule = _rates(_best(fitting, wholes, pick), wholes)
-        if best is None or len(rule.rate) > len(best.rate):
+        rule = _with_clip(options, wholes, pick)
+        if rule is None:
+            doubtful.append(options)
+        elif best is None or len(rule.rate) > len(best.rate):
             best = rule
-        if needed <= rule.rate.keys():
+        if rule and needed <= rule.rate.keys():
             break
-    return best
+    return best or _find_numbers(doubtful, small[pick], wholes, pick, others)
 
 
-def _nearest_first(candidates: Iterator[Options], like: tuple[Rule, ...]) -> list[Options]:
-    """Sorts options by how many are other than those of the nearest of some rules."""
+def _with_clip(options: Options, wholes: list[Rows], pick: str) -> Rule | None:
+    """Finds what clips the gradients of a rule that gives the updates by small ones."""
+    runs = [rows[pick] for rows in wholes]
+    gathers = runs[0].parts is not None
+    tried = ({**options, **clip, **at} for clip in clips(gathers) for at in places(options))
+    best, misfit = _best(tried, wholes, pick)
+    if best and misfit > CLOSE:  # any limit fits, none well
+        other, left = _best(find_limits(options, gathers, runs), wholes, pick)
+        best = other if left < misfit else best
+    return _rates(best, wholes) if best else None
 
-    def others(options: Options) -> int:
-        return min(sum(rule.options.get(key) != x for key, x in options.items()) for rule in like)
 
-    return sorted(candidates, key=others)
+def _find_numbers(
+    known: list[Options], small: Sequence, wholes: list[Rows], pick: str, like: list[Options]
+) -> Rule | None:
+    """Finds a rule whose numbers are in no list.
+
+    Args:
+        known: rules that give the updates by small gradients, with no clip in the lists.
+        small: the picked tensor's updates by small gradients.
+        like: rules that are tried in the order of nearness to these.
+    """
+    runs = [rows[pick] for rows in wholes]
+    gathers = small.parts is not None
+    near = (each for each in find_numbers(small, like) if _solve(each, small) is not None)
+    for tried in chain(
+        (find_limits(options, gathers, runs) for options in known[:DOUBTFUL]),
+        (fit_with_clip(options, gathers, runs) for options in islice(near, DOUBTFUL)),
+    ):
+        if best := _best(tried, wholes, pick)[0]:
+            return _rates(best, wholes)
+    return None
 
 
 def _may_be_complex(s: Sequence) -> bool:
@@ -247,16 +280,18 @@ def _candidates(gathers: bool, pairs: bool) -> Iterator[Options]:
                     yield {**options, **extra, **({"gathered": gathered} if gathered else {})}
 
 
-def _best(fitting: list[Options], wholes: list[Rows], pick: str) -> Options:
-    """The first of those that fit best: Adam undoes most of what an epsilon of clipping scales.
-    Without one, as of SGD, any rate undoes a clip, but another where the gradients are larger."""
-    if len(fitting) == 1:
-        return fitting[0]
-    shown = [s for rows in wholes for name, s in rows.items() if name not in find_noisy(rows)]
+def _best(tried: Iterable[Options], wholes: list[Rows], pick: str) -> tuple[Options | None, float]:
+    """The first of those that fit best, and its misfit: Adam undoes most of what an epsilon of
+    clipping scales. Without one, as of SGD, any rate undoes a clip, but another where the gradients
+    are larger."""
     of_pick = [rows[pick] for rows in wholes]
+    fitting = [each for each in tried if all(_solve(each, s) is not None for s in of_pick)]
+    shown = [s for rows in wholes for name, s in rows.items() if name not in find_noisy(rows)]
     misfits = [max(*(_misfit(options, s) for s in shown), _rates_apart(options, of_pick))
                for options in fitting]  # fmt: skip
-    return next(o for o, gap in zip(fitting, misfits) if gap <= 3 * min(misfits) + ALIKE)
+    best = min(misfits, default=math.inf)
+    known = ((o, gap) for o, gap in zip(fitting, misfits) if gap <= 3 * best + ALIKE)
+    return next(known, (None, best))
 
 
 def _rates(options: Options, wholes: list[Rows]) -> Rule:
@@ -317,40 +352,36 @@ def _solve(
     rates, decays = [], []
     for step, direction in enumerate(directions(options, s)):
         change = s.changes[step]
-        matrix = np.stack([-direction, -s.weights[step]], axis=1)
-        scale = np.linalg.norm(matrix, axis=0)
-        if not scale[0] or not np.isfinite(scale).all() or not np.isfinite(change).all():
+        size = np.linalg.norm(direction)
+        if not size or not np.isfinite(size) or not np.isfinite(change).all():
             return None
         rounding = ROUNDING * np.linalg.norm(s.weights[step])
         close = FLOAT32 if options["rule"] == "Adafactor" else CLOSE
         bound = float(close * np.linalg.norm(change) + rounding)
-        if _is_outside(direction / scale[0], s.weights[step], change, 2 * bound):
+        if _is_outside(direction / size, s.weights[step], change, 2 * bound):
             return None
+        matrix = np.stack([-direction, -s.weights[step]], axis=1)
+        scale = np.linalg.norm(matrix, axis=0)
         scale = np.where(scale > 0, scale, 1.0)
-        (rate, decay), *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
-        rest = np.linalg.norm(matrix / scale @ np.array([rate, decay]) - change)
+        solution, *_ = np.linalg.lstsq(matrix / scale, change, rcond=None)
+        rest = np.linalg.norm(matrix / scale @ solution - change)
+        rate, decay = (solution / scale).tolist()
         if rest > bound:
             return None
         if misfits is not None and change.any():
             misfits.append(max(float(rest - rounding), 0.0) / float(np.linalg.norm(change)))
-        rate, decay = rate / scale[0], decay / scale[1]
-        least = max(10 * rounding, close * float(np.linalg.norm(change)))
-        significant = abs(decay) * np.linalg.norm(s.weights[step]) > least
-        rates.append(float(rate))
-        decays.append(float(decay / rate) if rate and significant else 0.0)
+        smallest = max(10 * rounding, close * float(np.linalg.norm(change)))
+        significant = abs(decay) * np.linalg.norm(s.weights[step]) > smallest
+        rates.append(rate)
+        decays.append(decay / rate if rate and significant else 0.0)
     return (rates, decays) if rates else None
 
 
 def _is_outside(unit: np.ndarray, weights: np.ndarray, change: np.ndarray, bound: float) -> bool:
     """Says if a change is farther than a bound from all sums of a direction and the weights: what
     most rules miss by, at a tenth of the cost of least squares, which decide the rest."""
-    across = weights - (unit @ weights) * unit
-    left = change - (unit @ change) * unit
-    square = float(across @ across)
-    if square > 1e-6 * float(weights @ weights):  # or rounding is most of it
-        left = left - (across @ left) / square * across
-        return float(left @ left) > bound**2
-    return False
+    left = beside(unit, weights, change)
+    return left is not None and float(left[0] @ left[0]) > bound**2
 
 
 def _solve_one(
