@@ -92,10 +92,23 @@ class Model:
         params = self.given(params)
         model = {"params": params, **state} if self.variables else params
         loss = self.user.call("loss", model, batch)
-        if isinstance(loss, tuple):
-            new = loss[1] if self.variables and isinstance(loss[1], dict) else {}
-            return loss[0], {**state, **{k: v for k, v in new.items() if k in state}}
-        return loss, state
+        if not isinstance(loss, tuple):
+            return loss, state
+        new = loss[1] if isinstance(loss[1], dict) else {}
+        if not self.variables:
+            self._require_params(new, params)
+        return loss[0], {**state, **{k: v for k, v in new.items() if k in state}}
+
+    def _require_params(self, new: dict[str, Any], tree: Any) -> None:
+        """Raises a Mistake where a loss returns new values of a part of its model, for then what is
+        trained must be told from what is not."""
+        shapes = {name: jax.tree.map(np.shape, x) for name, x in new.items()}
+        own = [f'"{name}"' for name, x in shapes.items() if isinstance(tree, dict)
+               and name in tree and jax.tree.map(np.shape, tree[name]) == x]  # fmt: skip
+        if own:
+            raise Mistake(f"{self.user.name}: loss returns new values of the model's "
+                          f"{', '.join(own)}; call what is trained \"params\", beside "
+                          f"{', '.join(own)}, and they are kept and compared as state")  # fmt: skip
 
     def modules(self) -> dict[str, str]:
         """Path -> class: known from the calls alone."""

@@ -36,6 +36,7 @@ from lockstep_recorder.written import Written
 
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
             "that it can be switched off, or leave it out")  # fmt: skip
+WATCHED = 12  # steps in which it is seen what `update` keeps: each hashes all of it twice
 SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
 
@@ -366,7 +367,8 @@ class TorchSide(ProgramSide):
         """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
         self.stepped = self.always_steps
         if self.user.has("update"):
-            before = self.user.kept_arrays()
+            watched = step < WATCHED
+            before = self.user.kept_arrays(self.model, self.kept) if watched else {}
             try:
                 with self._default_format():
                     self.user.call("update", self.model, self.optimizer, step)
@@ -374,7 +376,7 @@ class TorchSide(ProgramSide):
                 if "scale is None" not in str(error):
                     raise
                 raise Mistake(f"{error}; {UNSCALED}", error.frames) from None
-            after = self.user.kept_arrays()
+            after = self.user.kept_arrays(self.model, self.kept) if watched else {}
             self.kept |= {name for name, x in after.items() if x != before.get(name)}
         else:
             with self._default_format():

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType
 from typing import Any
@@ -68,12 +68,18 @@ class User:
             raise Mistake(f"{self.name}: {function} gives {kind}; return {MADE[function]}")
         return made
 
-    def kept_arrays(self) -> dict[str, int]:
-        """The program's global variables that hold arrays, with a hash of these."""
+    def kept_arrays(self, model: Any, known: Collection[str]) -> dict[str, int]:
+        """The program's global variables that hold arrays, with a hash of these.
+
+        Args:
+            model: what is compared itself.
+            known: variables that are left out.
+        """
         return {
             name: digest
             for name, value in vars(self.module).items()
-            if not name.startswith("__") and (digest := _digest(value)) is not None
+            if not (name.startswith("__") or name in known or value is model)
+            and (digest := _digest(value, self.module.__name__)) is not None
         }
 
     def _load(self, name: str) -> Any:
@@ -109,12 +115,19 @@ def _module_name(path: str) -> str:
     return name if name.isidentifier() and not taken else "lockstep_user_program"
 
 
-def _digest(value: Any) -> int | None:
-    """A hash of the arrays in a value, its dicts, lists and tuples; None where it has none."""
+def _digest(value: Any, module: str = "") -> int | None:
+    """A hash of the arrays in a value: in dicts, lists and tuples, in a copy of a model, in what an
+    object of a class of the module keeps in these; None where it has none."""
+    if isinstance(value, type):
+        return None
+    if hasattr(value, "state_dict") and hasattr(value, "parameters"):
+        value = value.state_dict()
+    elif type(value).__module__ == module and hasattr(value, "__dict__"):
+        value = {name: x for name, x in vars(value).items() if isinstance(x, (dict, list, tuple))}
     if isinstance(value, (dict, list, tuple)):
         parts = [_digest(each) for each in (value.values() if isinstance(value, dict) else value)]
         return None if all(part is None for part in parts) else hash(tuple(parts))
-    if isinstance(value, type) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return None
     return hash(to_numpy(value).tobytes())
 

@@ -19,7 +19,7 @@ from lockstep.check.roots import backward, locate
 from lockstep.check.roots.lines import Follower, name_lines, name_lines_of_batches
 from lockstep.check.rungs import Bounds, Stage
 from lockstep.check.sides.modules import Calls
-from lockstep.check.sides.port import Port, PortRun, aliases_of, tensors_of
+from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace
 from lockstep.check.written import compare_as_written
 from lockstep.judge.compare import norm_gap
@@ -150,7 +150,7 @@ def _runs(
             continue
         climbed.append(
             rungs.activations(f"2{suffix}", f"activations{word}", pairing, calls, ran, loss, bounds,
-                              states(entries, ran, reference))
+                              rungs.states(entries, ran.state, trial.weights, reference))
         )  # fmt: skip
         number, name = f"3{suffix}", f"gradients{word}"
         if reference.about.get("forward"):
@@ -247,11 +247,6 @@ def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
     if rungs.precision_of(port, reference) == "float64" or not port.isolates:
         return Bounds(reference, port.facts.get("noise"))
     return Bounds(reference, port.noise(trial.weights, len(reference.about["accumulated"]) or 1))
-
-
-def states(entries: list[Entry], ran: PortRun, reference: Trace) -> list[rungs.Pieces]:
-    """Compares what the forward pass left in running statistics, beside the reference's."""
-    return rungs.by_piece(entries, ran.state, reference.group("state"))
 
 
 def _mapping_rung(found: Mapping) -> Stage:

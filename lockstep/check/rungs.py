@@ -289,7 +289,8 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
     """
     rung = Stage(number="5", name="accumulation")
     losses = reference.about["accumulated"]
-    ours, sums, carried = port.accumulate(port.weights(reference.weights), len(losses))
+    weights = port.weights(reference.weights)
+    ours, sums, carried = port.accumulate(weights, len(losses))
     largest = max(map(abs, losses), default=0.0)
     for step, (a, b) in enumerate(zip(ours, losses)):
         x, y = np.array([a]), np.array([b])
@@ -297,10 +298,30 @@ def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bou
         figure = norm_gap(x, y) * abs(b) / largest if largest else norm_gap(x, y)
         rung.add("loss", f"{BATCH}{step}", figure, bound, "loss", x, y)
     _add_gradients(rung, sums, "sum", reference, entries, bounds)
-    for name, x, y, entry in by_piece(entries, carried, reference.group("carried")):
+    for name, x, y, entry in states(entries, carried, weights, reference, "carried"):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add("state", name, norm_gap(x, y), bound, str(entry.port), x, y)
     return rung
+
+
+def states(
+    entries: list[Entry], ours: Arrays, weights: Arrays, reference: Trace, group: str = "state"
+) -> list[Pieces]:
+    """Compares what forward passes left in running statistics, beside the reference's.
+
+    What changes on one side alone is compared, too: to a program that does not return it, or that
+    takes it for a parameter, it is what it was before.
+
+    Args:
+        weights: the port's before the passes.
+    """
+    theirs = reference.group(group)
+    changed = {*changed_state(theirs, reference.weights)}, {*changed_state(ours, weights)}
+    for entry in entries:
+        r, p = entry.reference.name, entry.port.name
+        if r in changed[0] or p in changed[1]:
+            theirs, ours = {r: reference.weights[r], **theirs}, {p: weights[p], **ours}
+    return by_piece(entries, ours, theirs)
 
 
 def changed_state(after: Arrays, before: Arrays) -> list[str]:

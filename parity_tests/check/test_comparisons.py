@@ -55,6 +55,29 @@ def test_a_buffer_of_another_value_is_no_constant_of_the_reference() -> None:
     assert any("each side keeps its own" in note for note in result.mapping.notes)
 
 
+NORMED = PLAIN.replace("nn.Linear(6, 6), nn.Linear(6, 6)", "nn.Linear(6, 6), nn.BatchNorm1d(6)")
+FROZEN = """
+        super().__init__()
+        for name in ("running_mean", "running_var"):
+            self.register_parameter(name, nn.Parameter(torch.ones(6), requires_grad=False))
+"""
+
+
+@pytest.mark.parametrize("side", ["port", "reference"])
+def test_statistics_that_one_side_takes_for_parameters_are_compared(side: str) -> None:
+    """They are no state there: what the other side's forward pass makes of them was not seen."""
+    frozen = NORMED.replace("\n        super().__init__()\n", FROZEN)
+    frozen = frozen.replace("nn.BatchNorm1d(6)", "nn.BatchNorm1d(6, track_running_stats=False)")
+    texts = (NORMED, frozen) if side == "port" else (frozen, NORMED)
+    pairs = [{"reference": {"name": a}, "port": {"name": b}} for a, b in
+             ((f"second.{name}", name)[:: 1 if side == "port" else -1]
+              for name in ("running_mean", "running_var"))]  # fmt: skip
+    result = check_pair(*texts, again=False, overrides={"tensors": pairs})
+    assert {root.where.rpartition(".")[2] for root in result.roots} >= {"running_mean"}
+    rungs = {rung.number: rung for rung in result.rungs}
+    assert len([spot for spot in rungs["5"].spots if "running" in spot.where]) == 2
+
+
 CANCELLING = (
     START
     + """

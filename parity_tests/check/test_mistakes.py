@@ -129,6 +129,27 @@ def test_another_kind_of_model_is_refused(made: str, said: str, tmp_path: Path) 
     ask_facts(small(tmp_path, new=f"def build(seed):\n    return {made}"), said)
 
 
+STATEFUL = """
+import jax.numpy as jnp
+
+def build(seed):
+    return {"trained": {"w": jnp.ones(3)}, "state": {"mean": jnp.zeros(3)}}
+
+def loss(model, batch):
+    mean = batch["x"].mean(0)
+    return ((batch["x"] - mean) @ model["trained"]["w"]).mean(), {"state": {"mean": mean}}
+"""
+
+
+def test_state_beside_what_is_trained_under_another_name_is_refused(tmp_path: Path) -> None:
+    """What `loss` returned of it was dropped, and compared with nothing."""
+    path = tmp_path / "port.py"
+    path.write_text(STATEFUL)
+    said = 'loss returns new values of the model\'s "state"; call what is trained "params"'
+    with pytest.raises(UserError, match=said):
+        compare.compare_programs(str(small(tmp_path)), str(path), Options(steps=1))
+
+
 def test_a_program_does_not_see_the_recorder_s_arguments(tmp_path: Path) -> None:
     text = "import argparse\nargparse.ArgumentParser().parse_args()"
     assert ask_facts(small(tmp_path, new=text))["framework"] == "torch"

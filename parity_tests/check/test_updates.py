@@ -93,10 +93,35 @@ def test_an_accepted_cause_of_an_optimizer_accepts_no_other() -> None:
     assert headline(result).endswith("follow from it)")
 
 
-def test_what_update_keeps_and_how_far_it_was_seen_is_said() -> None:
-    kept = "    opt.step()\n    for name, p in model.named_parameters():\n" \
-           "        MEAN[name] = 0.9 * MEAN.get(name, 0) + 0.1 * p.detach()\n"  # fmt: skip
-    text = PROGRAM.replace("RATE", "1").replace("    opt.step()\n", kept) + "\nMEAN = {}\n"
+BY_NAME = """
+    for name, p in model.named_parameters():
+        MEAN[name] = 0.9 * MEAN.get(name, 0) + 0.1 * p.detach()
+"""
+IN_PLACE = """
+    for mean, p in zip(MEAN.parameters(), model.parameters()):
+        mean.data.mul_(0.9).add_(p.detach(), alpha=0.1)
+"""
+OF_A_CLASS = """
+class Average:
+    def __init__(self):
+        self.sums = {}
+
+    def update(self, model):
+        for name, p in model.named_parameters():
+            self.sums[name] = self.sums.get(name, 0) + p.detach()
+
+MEAN = Average()
+"""
+
+
+@pytest.mark.parametrize(("kept", "made"), [
+    (BY_NAME, "MEAN = {}\n"),
+    (IN_PLACE, "import copy\nMEAN = copy.deepcopy(build(0))\n"),
+    ("    MEAN.update(model)\n", OF_A_CLASS),
+], ids=["a dict", "a copy of the model", "an object"])  # fmt: skip
+def test_what_update_keeps_and_how_far_it_was_seen_is_said(kept: str, made: str) -> None:
+    text = PROGRAM.replace("RATE", "1").replace("    opt.step()\n", f"    opt.step()\n{kept}")
+    text = f"{text}\n{made}"
     result = compare(text, text, curve=6, alone=50)
     assert result.verdict == "equal" and result.reference["kept"] == ["MEAN"]
     assert "update keeps MEAN, which is not compared" in result.notes
