@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from lockstep.check.following.follow import Followed
+from lockstep.check.following.follow import OPEN, Followed
 from lockstep.check.layout import Shape
 from lockstep.check.pairing import by_names
 from lockstep.check.pairing.by_values import entries_of
@@ -279,14 +279,16 @@ def test_the_order_of_calls_counts_within_a_module_first() -> None:
         assert pairs[f"{own}.ffb.kernel"] == f"{part}.lin2.w"
 
 
-@pytest.mark.parametrize(("layer", "whole", "equal", "kept"), [
-    (0, False, False, True),  # a query and a key of its own layer, fused
-    (1, False, False, False),  # of another layer
-    (0, True, False, False),  # while a whole tensor fits
-    (1, True, True, True),  # values are the proof, where the loss is right
+@pytest.mark.parametrize(("layer", "whole", "idle", "equal", "kept"), [
+    (0, False, "", False, True),  # a query and a key of its own layer, fused
+    (1, False, "", False, False),  # of another layer
+    (0, True, "", False, False),  # while a whole tensor fits
+    (0, True, "one side", False, False),
+    (0, True, "both sides", False, True),  # that is another's, as neither reaches the loss
+    (1, True, "", True, True),  # values are the proof, where the loss is right
 ])  # fmt: skip
 def test_what_is_met_behind_a_difference_tears_no_tensor(
-    layer: int, whole: bool, equal: bool, kept: bool
+    layer: int, whole: bool, idle: str, equal: bool, kept: bool
 ) -> None:
     shapes: dict[str, Shape] = {f"layer.{i}.attn.{n}.weight": (D, D) for i in (0, 1) for n in "qk"}
     shapes |= {"layer.0.up.weight": (2 * D, D)} if whole else {}
@@ -296,8 +298,11 @@ def test_what_is_met_behind_a_difference_tears_no_tensor(
     )
     fused = np.concatenate([q, k], 1)
     others = {"layers.0.x.kernel": (D, D), "layers.1.x.kernel": (D, D)}
-    walked = Followed({"layers.0.fc.kernel": fused}, starts, {**shapes}, [], [], [], equal)
-    port = tensors({"layers.0.fc.kernel": (D, 2 * D), **others}, "jax")
+    unused = {"layers.0.up.kernel": (D, 2 * D)} if idle == "both sides" else {}
+    source = {"layers.0.fc.kernel": fused} | {n: np.full(s, OPEN) for n, s in unused.items()}
+    walked = Followed(source, starts, {**shapes}, [], [*unused], [], equal,
+                      idle=["layer.0.up.weight"] if idle else [])  # fmt: skip
+    port = tensors({"layers.0.fc.kernel": (D, 2 * D), **unused, **others}, "jax")
     made = entries_of(walked, tensors(shapes, "torch"), port)
     assert bool(made) is kept
 

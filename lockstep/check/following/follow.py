@@ -67,6 +67,7 @@ class Followed:
     permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
     met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
     coarse: list[PartedAt] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)  # the reference's that do not reach the loss
 
     def partners(self, name: str) -> list[str]:
         """Lists the reference's tensors of which a tensor of the port is made, in its own order."""
@@ -773,8 +774,8 @@ class _Walk:
         }
         for name in self.constants:
             source[name][...] = OPEN
-        used = self.port.needed & set(self.port.numbers.values())
-        unused = [name for name in names if self.port.numbers[name] not in used]
+        idle, unused = ([name for name, number in side.numbers.items() if number not in side.needed]
+                        for side in (self.reference, self.port))  # fmt: skip
         alone = {*unused, *self.constants}
         open_ = [n for n in names if n not in alone and (source[n] == OPEN).all()]
         reference = self.reference
@@ -786,7 +787,7 @@ class _Walk:
             source, dict(zip(reference.names, reference.starts.tolist())),
             {n: reference.values[reference.numbers[n]].shape for n in reference.names},
             open_, unused, parts, equal, self.now.guessed,
-            frozenset(self.permuted), self.now.met,
+            frozenset(self.permuted), self.now.met, idle=idle,
         )  # fmt: skip
 
 

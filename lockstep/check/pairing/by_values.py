@@ -59,14 +59,19 @@ def entries_of(found: Followed, reference: Tensors, port: Tensors) -> list[Entry
             entries.append(Entry(r, p, shape, port_shape, [axes], alias=alias))
     entries = _whole(entries, reference)
     if not found.equal:  # what is met behind a difference is a guess
-        entries = _whole(_leave_out_torn(entries, reference, port), reference)
+        entries = _whole(_leave_out_torn(entries, found, reference, port), reference)
     return _in_order_of_layers(_uncross(entries, reference, port), reference, port)
 
 
-def _leave_out_torn(entries: list[Entry], reference: Tensors, port: Tensors) -> list[Entry]:
+def _leave_out_torn(
+    entries: list[Entry], found: Followed, reference: Tensors, port: Tensors
+) -> list[Entry]:
     """Leaves out a tensor that is put together of parts of several modules or of another layer, or
-    while a whole tensor of its layer fits it; either way round."""
+    while a whole tensor of its layer fits it; either way round. One that does not reach the
+    loss is left to one of the other side that does not, if it fits."""
     ours, theirs = names.align_indexes(port.indexes, reference.indexes)
+    idle = [(p, r) for p in found.unused for r in found.idle
+            if fitting_permutations(found.shapes[r], found.source[p].shape)]  # fmt: skip
     torn: set[str] = set()  # of the port
     for fusing, splitting, indexes, others in (
         (port, reference, ours, theirs), (reference, port, theirs, ours)
@@ -74,6 +79,7 @@ def _leave_out_torn(entries: list[Entry], reference: Tensors, port: Tensors) -> 
         pairs = [(e.port, e.reference) if fusing is port else (e.reference, e.port)
                  for e in entries]  # fmt: skip
         taken = {part.name for whole, part in pairs if not (whole.cuts or part.cuts)}
+        taken |= {pair[fusing is port] for pair in idle}
         groups: dict[tuple[str, int | None], set[str]] = {}
         for whole, part in pairs:
             if whole.layer is None or len(whole.cuts) > 1:
