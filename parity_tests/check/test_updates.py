@@ -308,3 +308,6 @@ def test_the_rule_of_other_tensors_is_not_told_of_those_that_differ() -> None:
     (root,) = result.roots
     assert root.where.startswith("optimizer: a.weight,") and not root.cause
     assert root.hints[-1].startswith("the reference fits no rule; the port fits no rule; gradi")
+    both = ("1e-3 * torch.lin", "2e-3 * torch.lin"), ("1e-3 * 1", "2e-3 * 1")
+    (root,) = compare(program, program, *both, curve=6).roots
+    assert not root.cause and root.hints[-1].count("; of a.weight it fits no rule; ") == 2

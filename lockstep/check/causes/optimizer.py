@@ -76,7 +76,9 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
     wrong, said = {spot.detail for spot in root.spots}, []
     for side, rules in (("reference", theirs), ("port", ours)):
         told = [tell_rule(rule.options) for rule in rules if wrong & rule.rate.keys()]
-        said.append(f"the {side} is {told[0]}" if told else f"the {side} fits no rule")
+        others = sorted(wrong.difference(*(rule.rate for rule in rules)))
+        beside = f"; of {list_some(others)} it fits no rule" if others else ""
+        said.append(f"the {side} is {told[0]}{beside}" if told else f"the {side} fits no rule")
     spot = next((s for s in root.spots if s.ours is not None and s.theirs is not None), None)
     if spot is None or spot.ours is None or spot.theirs is None:
         return "; ".join(said)
