@@ -119,7 +119,8 @@ def run(
     limits += unused
     if roots:
         shown = any(trial.pairing.slots.values())
-        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, shown)
+        by_hand = any(entry.given for entry in entries)
+        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, shown, by_hand)
         if again and port.isolates:
             name_lines_of_batches(roots, follower, trial.weights, again)
     if follower.lacks and (found.only_reference or found.only_port):

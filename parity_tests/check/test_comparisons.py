@@ -15,6 +15,7 @@ from lockstep.check.pairing.by_values import turns_window
 from lockstep.check.pairing.tensors import Tensors
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.recorded import RecordedPort, require_same_batches
+from lockstep.check.roots import lines
 from lockstep.check.roots.lines import Follower
 from lockstep.check.roots.locate import find_roots
 from lockstep.check.rungs import Stage
@@ -76,6 +77,51 @@ def test_statistics_that_one_side_takes_for_parameters_are_compared(side: str) -
     assert {root.where.rpartition(".")[2] for root in result.roots} >= {"running_mean"}
     rungs = {rung.number: rung for rung in result.rungs}
     assert len([spot for spot in rungs["5"].spots if "running" in spot.where]) == 2
+
+
+CHOSEN = START + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.none, self.no, self.yes = (nn.Embedding(1, 6) for _ in range(3))
+
+    def forward(self, x, label):
+        e = torch.where(label == -1, self.none.weight, self.first(x))
+        e = torch.where(label == 0, e + self.no.weight, e)
+        e = torch.where(label == 1, e + self.yes.weight, e)
+        return self.last(F.gelu(e))
+
+
+def loss(model, batch):
+    return model(batch["x"], batch["label"]).square().mean()
+
+
+def batch(step):
+    label = np.array([0, 1, -1, 1])[:, None]
+    return {"x": np.random.default_rng(step).normal(size=(4, 6)), "label": label}
+"""  # fmt: skip
+TABLE = CHOSEN[:CHOSEN.index("        self.none,")] + """\
+        self.table = nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x, label):
+        e = torch.where(label < 0, torch.zeros(6), self.first(x))
+        e = e + self.table[torch.where(label < 0, 2, label)[:, 0]]
+        return self.last(F.gelu(e, approximate="tanh"))
+""" + CHOSEN[CHOSEN.index("\n\ndef loss"):]  # fmt: skip
+
+
+def test_lines_are_sought_with_what_is_paired_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where following pairs no row of a table, the table's use was taken for the fault."""
+    follow = lines.follow
+    monkeypatch.setattr(
+        lines, "follow", lambda *given: replace(follow(*given), parts=[], coarse=[])
+    )
+    pairs = [{"reference": {"name": f"{name}.weight"},
+              "port": {"name": "table", "cuts": [[0, row, row + 1, False]]}}
+             for row, name in enumerate(("no", "yes", "none"))]  # fmt: skip
+    (root,) = check_pair(CHOSEN, TABLE, again=False, overrides={"tensors": pairs}).roots
+    assert "F.gelu(e)" in root.lines[0] and 'approximate="tanh"' in root.lines[1]
 
 
 CANCELLING = (

@@ -104,8 +104,9 @@ class Follower:
 
 
 def name_lines(
-    roots: list[Root], follower: Follower, rounded: bool, weights: Arrays, shown: bool
-) -> list[str]:
+    roots: list[Root], follower: Follower, rounded: bool, weights: Arrays, shown: bool,
+    by_hand: bool = False,
+) -> list[str]:  # fmt: skip
     """Adds the two lines to the roots of the forward pass; returns notes.
 
     A root of the forward pass has the lines of the place where values part between what its module
@@ -117,6 +118,7 @@ def name_lines(
         rounded: a program makes a constant in float32, where values part, too.
         weights: the port's, that the roots were found with.
         shown: the port shows modules of the reference.
+        by_hand: some tensors are paired by hand, which values may not have paired.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
     states = [root for root in forward if root.largest.rule == "state"]
@@ -127,7 +129,7 @@ def name_lines(
     if found is None:
         return [f"no lines are named: {follower.lacks}"]
     # The walk goes on behind a difference; what shows no module has one place, and its weights.
-    own = forward and (found.equal or not shown)
+    own = forward and (found.equal or by_hand or not shown)
     tolerance = ROUNDED if rounded else EQUAL
     of_these = follower.parts_with(weights, tolerance, shown) if own else found.parts
     fine, coarse = ([part for part in parts if part.reference and part.port]
@@ -137,7 +139,7 @@ def name_lines(
         forward = [root for root in forward if root.largest.figure > COARSE]
 
     def parts_for(root: Root) -> list[PartedAt]:
-        return coarse if shown and coarse and root.largest.figure > COARSE else fine
+        return coarse if not own and coarse and root.largest.figure > COARSE else fine
 
     sides = follower.tape, follower.port_tape
     places = _Places(follower.tape, follower.reference.arrays if shown else {})
