@@ -126,7 +126,8 @@ def moved_sums() -> Iterator[None]:
             return y
         norm = jnp.sqrt(bind(lax.square(lax.stop_gradient(x)), **params))
         signs = 1.0 - 2.0 * (np.arange(y.size) * 7919 % 13 % 2).reshape(y.shape)
-        return y + (signs * norm * spread_of_sum(x.size // y.size)).astype(y.dtype)
+        spread = spread_of_sum(x.size // y.size, str(x.dtype))
+        return y + (signs * norm * spread).astype(y.dtype)
 
     primitive.bind = moved_bind
     try:

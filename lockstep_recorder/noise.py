@@ -65,13 +65,14 @@ class NudgedWeights(Mapping[str, np.ndarray]):
         return len(self.weights)
 
 
-def spread_of_sum(n: int) -> float:
-    """How far another order of adding moves a sum of n float32 terms, relative to their 2-norm.
+def spread_of_sum(n: int, dtype: str) -> float:
+    """How far another order of adding moves a sum of n terms of a dtype, relative to their 2-norm.
 
-    Each partial sum is rounded by at most half an ulp. Of terms of either sign the k-th is sqrt(k)
-    terms large, so that all n roundings, of either sign, add up to sqrt(n) half ulps of the norm.
+    Each partial sum is rounded by at most half an ulp; of a format below float32 it is in float32.
+    Of terms of either sign the k-th is sqrt(k) terms large, so that all n roundings, of either
+    sign, add up to sqrt(n) half ulps of the norm.
     """
-    return n**0.5 * ULPS["float32"] / 2
+    return n**0.5 * ULPS["float64" if "float64" in dtype else "float32"] / 2
 
 
 def relative_gaps(a: np.ndarray, b: np.ndarray, order: float = 2) -> np.ndarray:

@@ -101,7 +101,8 @@ class MovedSums(TorchDispatchMode):
             return y
         n = x.numel() // y.numel()
         squares = func(x.double() ** 2, *args[1:]) / (n if name == "mean" else 1)
-        return y + (signs_of(y) * squares.sqrt() * spread_of_sum(n)).to(y.dtype)
+        spread = spread_of_sum(n, str(x.dtype))
+        return y + (signs_of(y) * squares.sqrt() * spread).to(y.dtype)
 
 
 def signs_of(x: torch.Tensor) -> torch.Tensor:

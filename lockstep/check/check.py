@@ -82,6 +82,8 @@ def run(
         climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
                     rungs.accumulation(port, reference, entries, bounds),
                     rungs.curves(port, reference)]  # fmt: skip
+    exact = bounds.exact and port.isolates
+    cancelling = rungs.allow_cancelling(climbed, port, trial.weights) if exact else []
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
     elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
@@ -115,7 +117,7 @@ def run(
     rounded = any(root.entry == "made in float32" for root in found_all)
     verdict = "different" if roots else "equal" if shown else "incomplete"
     limits = notes.of(reference, port, trial, calls, partnerless, climbed, accepted, entries)
-    limits += elsewhere
+    limits += elsewhere + cancelling
     limits += unused
     if roots:
         shown = any(trial.pairing.slots.values())

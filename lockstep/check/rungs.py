@@ -17,6 +17,7 @@ from lockstep.model.params import Arrays
 
 BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
+NEARLY = 100  # bounds, within which a gradient may be rounding that its terms leave
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
 
@@ -173,6 +174,30 @@ def labels_of(reference: Trace) -> dict[str, int]:
             _, label, step, _ = name.split("/", 3)
             found[label] = max(found.get(label, 0), int(step))  # the last has weights alone
     return dict(sorted(found.items(), key=lambda each: (each[0] != "1", each[0])))
+
+
+def allow_cancelling(climbed: list[Stage], port: Port, weights: Arrays) -> list[str]:
+    """Judges gradients that are apart by little more than the bound by the port's own noise, where
+    no other gradient is further: where terms nearly cancel, rounding is most of what they leave.
+
+    Returns:
+        A note, if a gradient is allowed more.
+    """
+    found = [rung for rung in climbed if rung.number in ("3", "3i", "5")]
+    spots = [spot for rung in found for spot in rung.spots]
+    near = all(spot.rule == "gradient" and spot.figure <= NEARLY * NORM.bound for spot in spots)
+    if not spots or not near:
+        return []
+    noise, allowed = port.noise(weights, 1), set[str]()
+    for rung in found:
+        for at, spot in enumerate(rung.findings):
+            name = spot.port.partition("[")[0] if isinstance(spot, Spot) else ""
+            bound = NOISE.bound * noise.get(f"grad/{name}", 0.0)
+            if name and spot.figure <= bound:
+                rung.findings[at] = check_bound(spot.rule, spot.where, spot.figure, bound)
+                allowed.add(f"{spot.where} by {spot.figure:.2g}")
+    apart = ", ".join(sorted(allowed))
+    return [f"gradients apart by no more than the port's own rounding: {apart}"] if apart else []
 
 
 def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from lockstep.check import check, layout, notes
+from lockstep.check import check, layout, notes, rungs
 from lockstep.check.causes import statistics
 from lockstep.check.pairing import by_names, entries
 from lockstep.check.pairing.by_values import turns_window
@@ -122,6 +123,32 @@ def test_lines_are_sought_with_what_is_paired_by_hand(monkeypatch: pytest.Monkey
              for row, name in enumerate(("no", "yes", "none"))]  # fmt: skip
     (root,) = check_pair(CHOSEN, TABLE, again=False, overrides={"tensors": pairs}).roots
     assert "F.gelu(e)" in root.lines[0] and 'approximate="tanh"' in root.lines[1]
+
+
+@pytest.mark.parametrize(("figure", "far", "noise", "left"), [
+    (3e-12, 0.0, 2e-12, 0),  # the port's own rounding is as large
+    (3e-12, 0.0, 1e-12, 1),
+    (3e-12, 1e-3, 2e-12, 2),  # what is far apart is no rounding, and nothing is asked
+    (3e-10, 0.0, 2e-9, 1),  # too far for rounding
+])  # fmt: skip
+def test_a_gradient_whose_terms_cancel_is_judged_by_its_own_rounding(
+    figure: float, far: float, noise: float, left: int
+) -> None:
+    rung = Stage(number="3", name="gradients")
+    rung.add("gradient", "first.bias", figure, 1e-12, "first.bias[0:3]", np.ones(3), np.ones(3))
+    rung.add("gradient", "first.weight", far, 1e-12, "first.weight", np.ones(3), np.ones(3))
+    port = mock.Mock(**{"noise.return_value": {"grad/first.bias": noise}})
+    notes = rungs.allow_cancelling([rung], port, {})
+    assert len(rung.spots) == left and len(notes) == (left == 0)
+    assert port.noise.called == (figure < 1e-10 and not far)
+
+
+def test_noise_in_float64_is_of_float64(tmp_path: Path) -> None:
+    """Not only weights but also sums, such as the loss's mean, move by its ulps."""
+    (tmp_path / "port.py").write_text(PLAIN)
+    recorded, port = record(PLAIN, tmp_path), Inside(tmp_path / "port.py")
+    found = Port(port, recorded).noise(recorded.weights, 1)  # type: ignore[arg-type]
+    assert 1e-17 < found["loss"] < 1e-14 and max(found.values()) < 1e-13
 
 
 CANCELLING = (
