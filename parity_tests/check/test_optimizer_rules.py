@@ -383,6 +383,19 @@ def test_a_clip_of_another_kind_is_told_without_its_epsilon() -> None:
     assert found and found.text == "clip norm 0.5, for value 0.5"
 
 
+def test_a_decay_beside_a_relative_update_is_no_missing_ratio() -> None:
+    """Each tensor then has a rate of its own in each step, by no schedule that all have."""
+    rate = {"a": 0.1, "b": 0.3}
+    own = solve.Rule({"rule": "Adam", L2: 0.0}, [0.1, 0.2], dict.fromkeys(rate, 0.0), rate,
+                     dict.fromkeys(rate, 0.0), {"a": [0.1, 0.2], "b": [0.3, 0.1]})  # fmt: skip
+    groups = replace(own, by_step={"a": [0.1, 0.2], "b": [0.3, 0.6]})
+    relative = replace(own, options={**own.options, TRUST: True},
+                       by_step={name: [0.1, 0.2] for name in rate})  # fmt: skip
+    assert differ.compare([relative], [own]) is None is differ.compare([own], [relative])
+    found = differ.compare([relative], [groups])
+    assert found and "relative to the weights (LAMB, LARS) none, for True" in found.text
+
+
 def test_optaxs_clip_without_epsilon_is_no_part_of_another_cause() -> None:
     options = {"rule": "SGD", "clip": "norm 1", L2: 0.0}
     rules = [solve.Rule({**options, "clip's epsilon": eps, "momentum": momentum}, [0.1],

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.causes.catalogue import CATALOGUE
 from lockstep.check.causes.evidence import Cause
-from lockstep.check.causes.rules import AMSGRAD, CONJUGATE, CORRECTED, L2, Options
+from lockstep.check.causes.rules import AMSGRAD, CONJUGATE, CORRECTED, L2, TRUST, Options
 from lockstep.check.causes.solve import CLOSE, ONE, Rule
 from lockstep.check.rungs import largest_finite
 
@@ -51,6 +51,9 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
         of_one = key in OF_A_CLIP and "none" in (a, b)
         if a != b and not key.startswith("_") and key != L2 and not of_one:
             said.append(_option(theirs.options["rule"], key, b, a, n))
+    others = [rule for rule in (theirs, ours) if TRUST not in rule.options]
+    if len(others) == 1 and not _has_one_schedule(others[0]):
+        return None  # it is relative to the weights, too, by a rule of its own
     if shift := find_shift(theirs.rates, ours.rates):
         return one_step_off(shift)
     if not said and (found := _decay_after(theirs, ours)):
@@ -81,6 +84,14 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
         return None
     texts, remedies, entries = zip(*said[:3])
     return Cause(entries[0], "; ".join(texts), "; ".join(remedies))
+
+
+def _has_one_schedule(rule: Rule) -> bool:
+    """Says if all tensors' rates are in one ratio in each step, as those of groups are."""
+    rates = np.array([rule.by_step[name] for name in sorted(rule.by_step)])
+    with np.errstate(all="ignore"):
+        ratios = rates / rates[:1]
+    return bool(np.allclose(ratios, ratios[:, :1], rtol=ONE, atol=0, equal_nan=True))
 
 
 def _schedules_of_some(theirs: Rule, ours: Rule) -> list[tuple[str, str, str]]:
