@@ -102,15 +102,18 @@ class Worker:
 
     def ask(
         self, question: str, arrays: Arrays | None = None, *, seconds: float | None = None,
-        **header: Any,
+        quiet: bool = False, **header: Any,
     ) -> Message:  # fmt: skip
         """Asks a question; returns the answer.
+
+        Args:
+            quiet: an error's frames are not said, for it may be expected.
 
         Raises:
             Failed: the answer is an error, the process ended, or did not answer in time.
         """
         self.send({"ask": question, **header}, arrays or {})
-        return self.receive(seconds)
+        return self.receive(seconds, quiet)
 
     def send(self, header: dict[str, Any], arrays: Arrays) -> None:
         if self.channel is None:
@@ -119,7 +122,7 @@ class Worker:
         with suppress(ConnectionError):  # `receive` tells the end
             wire.send(self.stream, header, arrays)
 
-    def receive(self, seconds: float | None = None) -> Message:
+    def receive(self, seconds: float | None = None, quiet: bool = False) -> Message:
         assert self.channel
         self.channel.connection.settimeout(seconds)
         try:
@@ -140,7 +143,7 @@ class Worker:
             raise Failed(self.name, f"its process ended{how}{above}", status)
         header, arrays = answer
         if "error" in header:
-            for frame in header["frames"]:
+            for frame in header["frames"] if not quiet else ():
                 self.say("  " + frame)
             known = self.names_itself and header["told"]
             raise Failed("" if known else self.name, header["error"])

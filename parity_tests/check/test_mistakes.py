@@ -120,6 +120,16 @@ def ask_facts(path: Path, problem: str = "", **options: Any) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_an_error_that_is_expected_shows_no_frames(tmp_path: Path, *, quiet: bool) -> None:
+    """A change for a cause may make a program raise: frames without a message puzzled users."""
+    path, said = small(tmp_path, new="def build(seed):\n    return [][seed]"), list[str]()
+    raised = pytest.raises(UserError, match="build raised IndexError")
+    with closing(UserProgram(str(path), say=said.append)) as running, raised:
+        running.ask("facts", quiet=quiet)
+    assert [line for line in said if "in build" in line] == said[: not quiet]
+
+
 @tier("rest", guard="the other mistakes, as one line each")
 @pytest.mark.parametrize(
     ("made", "said"), [("3", "int"), ("{'w': np.ones(3)}", "dict without a JAX array")]

@@ -305,7 +305,7 @@ class ChangedSide:
         shared = _shared(self.evidence, self.side)
         try:
             about, seen = self.program.ask("run", given, batch=spec, change=list(key),
-                                           nudges=nudges, shared=shared)  # fmt: skip
+                                           nudges=nudges, shared=shared, quiet=True)  # fmt: skip
         except UserError:
             return None
         return {**seen, "loss": np.array([about["loss"]])}
