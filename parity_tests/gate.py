@@ -52,8 +52,10 @@ RETIRED = {
     "peer: last-target-dropped",
     "reader: cache: lockstep.data.corpus: load_cached",
     "reader: debug state: lockstep.weights.llmc_state: require",
+    "reader: map: lockstep.check.mapping: require",  # now lockstep.check.pairing.by_names
     "reader: parquet: lockstep.data.records: _group_count",
     "reader: plan: count",  # now "reader: plan: get"
+    "reader: trace: lockstep.check.trace: _problem",  # now lockstep.check.sides.trace
     "reader: weights: lockstep.files.stream: _entry",  # planted in the reader of checkpoints, too
 }
 NOT_CI = {"no test", "--full", "lockstep power alone"}
