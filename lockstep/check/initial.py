@@ -1,10 +1,11 @@
 """Rung 0: mean, spread and shape of each tensor as `build` leaves it, against sampling errors."""
 
+from collections import Counter
 from math import prod
 
 import numpy as np
 
-from lockstep.check.layout import Entry
+from lockstep.check.layout import Entry, Piece
 from lockstep.check.rungs import Stage
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
@@ -17,15 +18,19 @@ FOR_MEAN, FOR_SHAPE, FOR_TAILS = 8, 64, 500
 def compare_initial_values(entries: list[Entry], port: Port, reference: Trace) -> Stage:
     rung = Stage(number="0", name="initial values")
     moments = reference.about["initial"]
+    pairs = [(e.reference.name, e.port.name) for e in entries]
+    counts = [Counter(names) for names in zip(*{*pairs})] or [Counter(), Counter()]
     done: set[tuple[str, str]] = set()
-    for entry in entries:
-        key = (entry.reference.name, entry.port.name)
+    for entry, key in zip(entries, pairs):
         if key in done or entry.reference.name not in moments or entry.alias:
             continue
         done.add(key)
-        theirs = {**moments[entry.reference.name], "size": prod(entry.shape)}
-        figure, said = farthest_moment(port.moments(entry.port), theirs)
-        rung.add("initial", str(entry.reference), figure, SIGMAS, str(entry.port), detail=said)
+        ours, theirs, size = entry.port, entry.reference, prod(entry.shape)
+        if counts[0][theirs.name] == counts[1][ours.name] == 1:  # whole, whatever its order
+            size *= pairs.count(key)
+            ours, theirs = Piece(ours.name), Piece(theirs.name)
+        figure, said = farthest_moment(port.moments(ours), {**moments[theirs.name], "size": size})
+        rung.add("initial", str(theirs), figure, SIGMAS, str(ours), detail=said)
     return rung
 
 

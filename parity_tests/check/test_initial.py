@@ -1,12 +1,15 @@
 """Initial values: few elements that are drawn alike are no difference, and a constant is one."""
 
 import math
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from lockstep.check.causes.initial import rule_of
-from lockstep.check.initial import SIGMAS, farthest_moment
+from lockstep.check.initial import SIGMAS, compare_initial_values, farthest_moment
+from lockstep.check.layout import Cut, Entry, Piece
 from lockstep_recorder.recording import moments
 
 
@@ -42,6 +45,21 @@ def test_another_constant_is_different() -> None:
 def test_one_number_that_is_drawn_is_no_constant() -> None:
     zero, drawn = ({**moments(x), "size": 1} for x in (np.zeros(1), np.array([0.2718])))
     assert farthest_moment(zero, drawn)[1] == "0, reference 0.2718"
+
+
+@pytest.mark.parametrize("times", [1.0, 1.5])
+def test_a_kernel_in_another_order_is_compared_whole(times: float) -> None:
+    """Of pieces of 32 numbers none shows a spread that all 512 show."""
+    rng, n = np.random.default_rng(0), 16
+    arrays = {"theirs": rng.normal(size=(n, 32)), "ours": times * rng.normal(size=(n, 32))}
+    pieces = [[Piece(name, (Cut(0, at, at + 1, True),)) for name in arrays] for at in range(n)]
+    entries = [Entry(r, p, (32,), (32,), [(0,)]) for r, p in pieces]
+    port: Any = mock.Mock()
+    port.moments = lambda piece: {**moments(piece.take(arrays)), "size": piece.take(arrays).size}
+    about = {"initial": {"theirs": moments(arrays["theirs"])}}
+    reference: Any = mock.Mock(about=about)
+    (found,) = compare_initial_values(entries, port, reference).findings
+    assert found.where == "theirs" and (found.figure > SIGMAS) == (times > 1)
 
 
 def test_a_rule_is_named_where_numbers_are_enough_to_tell_it() -> None:

@@ -17,12 +17,13 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     """Names the rules of the first tensor; the others are listed with their own figures."""
     initial = evidence.reference.about["initial"]
     spot = root.largest if root.largest.figure < math.inf else root.spots[0]
-    entry = next((e for e in evidence.entries if str(e.reference) == spot.where), None)
-    if entry is None or entry.reference.name not in initial:
+    pieces = {(str(e.reference), str(e.port)): (e.reference, e.port) for e in evidence.entries}
+    whole = Piece(spot.where), Piece(spot.port)
+    r, p = pieces.get((spot.where, spot.port), whole)
+    if r.name not in initial or p.name not in evidence.port.initial:
         return None
-    ours = _drawn(entry.port, evidence.port.initial)
-    theirs = _drawn(entry.reference, evidence.reference.weights)
-    drawn = moments(ours), initial[entry.reference.name]
+    theirs, ours = _drawn(r, evidence.reference.weights), _drawn(p, evidence.port.initial)
+    drawn = moments(ours), initial[r.name]
     frameworks = evidence.framework, evidence.reference.about["framework"]
     said = [rule_of(each["std"], x.shape, framework, each["kurtosis"])
             for each, x, framework in zip(drawn, (ours, theirs), frameworks)]  # fmt: skip
