@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 
 import numpy as np
-from scipy.optimize import least_squares, minimize_scalar
 
 from lockstep.check.causes.rules import (
     L2,
@@ -58,6 +57,8 @@ def find_limits(options: Options, gathers: bool, runs: list[Sequence]) -> Iterat
         gathers: see `rules.clips`.
         runs: one tensor's updates by gradients of several scales.
     """
+    from scipy.optimize import minimize_scalar  # only here: its import takes long
+
     most = max(float(s.norms.max()) for s in runs)
     if options["rule"] in WITHOUT or not 0 < most < np.inf:
         return
@@ -106,6 +107,8 @@ def nearest_first(candidates: Iterable[Options], like: list[Options]) -> list[Op
 
 def fit(options: Options, runs: list[Sequence]) -> Options:
     """Moves all numbers of a rule that are not zero to where it misses least."""
+    from scipy.optimize import least_squares  # only here: its import takes long
+
     names = [name for name in (*NEAR_ONE, *SIZES) if options.get(name)]
     if not names:
         return options
