@@ -67,7 +67,7 @@ FROZEN = """
 
 @pytest.mark.parametrize("side", ["port", "reference"])
 def test_statistics_that_one_side_takes_for_parameters_are_compared(side: str) -> None:
-    """They are no state there: what the other side's forward pass makes of them was not seen."""
+    """A running mean that one side holds as a parameter is compared with the updated one."""
     frozen = NORMED.replace("\n        super().__init__()\n", FROZEN)
     frozen = frozen.replace("nn.BatchNorm1d(6)", "nn.BatchNorm1d(6, track_running_stats=False)")
     texts = (NORMED, frozen) if side == "port" else (frozen, NORMED)
@@ -113,7 +113,7 @@ TABLE = CHOSEN[:CHOSEN.index("        self.none,")] + """\
 
 
 def test_lines_are_sought_with_what_is_paired_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where following pairs no row of a table, the table's use was taken for the fault."""
+    """Lines are right also where following the data has paired no row of a table."""
     follow = lines.follow
     monkeypatch.setattr(
         lines, "follow", lambda *given: replace(follow(*given), parts=[], coarse=[])
@@ -144,7 +144,7 @@ def test_a_gradient_whose_terms_cancel_is_judged_by_its_own_rounding(
 
 
 def test_noise_in_float64_is_of_float64(tmp_path: Path) -> None:
-    """Not only weights but also sums, such as the loss's mean, move by its ulps."""
+    """Weights and sums, such as the loss's mean, move by ulps of float64, not float32."""
     (tmp_path / "port.py").write_text(PLAIN)
     recorded, port = record(PLAIN, tmp_path), Inside(tmp_path / "port.py")
     found = Port(port, recorded).noise(recorded.weights, 1)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def test_one_number_that_is_drawn_is_no_constant() -> None:
 
 @pytest.mark.parametrize("times", [1.0, 1.5])
 def test_a_kernel_in_another_order_is_compared_whole(times: float) -> None:
-    """Of pieces of 32 numbers none shows a spread that all 512 show."""
+    """A kernel of 512 numbers shows a spread that no piece of 32 of them shows."""
     rng, n = np.random.default_rng(0), 16
     arrays = {"theirs": rng.normal(size=(n, 32)), "ours": times * rng.normal(size=(n, 32))}
     pieces = [[Piece(name, (Cut(0, at, at + 1, True),)) for name in arrays] for at in range(n)]

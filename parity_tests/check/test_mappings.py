@@ -266,7 +266,7 @@ def test_a_number_in_both_names_goes_before_the_order_of_calls() -> None:
 
 
 def test_the_order_of_calls_counts_within_a_module_first() -> None:
-    """A kernel that the port alone calls before them moves its others by one place."""
+    """An extra kernel of the port moves the places of all that are called behind it."""
     reference = {f"{part}.{lin}.w": (D, D) for part in ("repr", "dyn") for lin in ("lin1", "lin2")}
     port = {"extra.kernel": (D, D)}
     port |= {

@@ -122,7 +122,7 @@ def ask_facts(path: Path, problem: str = "", **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_an_error_that_is_expected_shows_no_frames(tmp_path: Path, *, quiet: bool) -> None:
-    """A change for a cause may make a program raise: frames without a message puzzled users."""
+    """The search for causes may make a program raise; a user sees no frames without a message."""
     path, said = small(tmp_path, new="def build(seed):\n    return [][seed]"), list[str]()
     raised = pytest.raises(UserError, match="build raised IndexError")
     with closing(UserProgram(str(path), say=said.append)) as running, raised:
@@ -152,7 +152,7 @@ def loss(model, batch):
 
 
 def test_state_beside_what_is_trained_under_another_name_is_refused(tmp_path: Path) -> None:
-    """What `loss` returned of it was dropped, and compared with nothing."""
+    """State that a loss returns is compared beside `params` alone; else it would be dropped."""
     path = tmp_path / "port.py"
     path.write_text(STATEFUL)
     said = 'loss returns new values of the model\'s "state"; call what is trained "params"'

@@ -172,7 +172,7 @@ UNLISTED: dict[str, tuple[Callable[..., Any], float, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", UNLISTED)
 def test_numbers_that_no_list_has_are_found(name: str) -> None:
-    """And as somebody wrote them: 0.7, not 0.70000001."""
+    """Numbers are found as somebody wrote them: 0.7, not 0.70000001."""
     make, limit, expected = UNLISTED[name]
     (found,) = solve.find_rules(history(lambda: clipping(make, together=True, limit=limit)))
     assert found.options.items() >= expected.items(), found.options
@@ -384,7 +384,7 @@ def test_a_clip_of_another_kind_is_told_without_its_epsilon() -> None:
 
 
 def test_a_decay_beside_a_relative_update_is_no_missing_ratio() -> None:
-    """Each tensor then has a rate of its own in each step, by no schedule that all have."""
+    """A LAMB that decays beside its ratio fits Adam, with rates that differ by tensor and step."""
     rate = {"a": 0.1, "b": 0.3}
     own = solve.Rule({"rule": "Adam", L2: 0.0}, [0.1, 0.2], dict.fromkeys(rate, 0.0), rate,
                      dict.fromkeys(rate, 0.0), {"a": [0.1, 0.2], "b": [0.3, 0.1]})  # fmt: skip
