@@ -110,8 +110,10 @@ class JaxTwin:
         return BatchTrace(loss.item(), outputs, output_grads, bridge.to_canonical(grads, model))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        # Padded to one shape, it compiles once; a causal model does not see padding after a token.
-        padded = np.zeros((1, self.config.model.context), np.int32)
+        # Padded to one shape, it compiles once; a causal model does not see padding after a token,
+        # but a scale of all rows does.
+        seen = any(roles.scales_tensors for roles in self.config.eval_dtypes.modules.values())
+        padded = np.zeros((1, len(tokens) if seen else self.config.model.context), np.int32)
         padded[0, : len(tokens)] = tokens
         logits = self.trainer.logits(self.place(Batch(padded, padded)))
         return bridge.to_numpy(logits)[0, len(tokens) - 1].astype(np.float64)

@@ -66,6 +66,12 @@ class Roles:
         return bool(self.recipe and find_recipe(self.recipe).delayed)
 
     @property
+    def scales_tensors(self) -> bool:
+        """Says if the rows of a tensor share a scale, so that a row's product knows the others."""
+        x = find_recipe(self.recipe).x if self.recipe else None
+        return not self.delayed and bool(x and (x.shared == "tensor" or x.scale == "e4m3"))
+
+    @property
     def stochastic(self) -> bool:
         """Says if gradients are rounded stochastically."""
         dy = find_recipe(self.recipe).dy if self.recipe else None

@@ -84,3 +84,15 @@ def test_both_twins_scale_it_by_what_training_recorded(
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     known, forgotten = ours
     assert abs(known - forgotten) > 1e-7  # scales of 1 would show
+
+
+def test_logits_know_no_padding() -> None:
+    """A scale of the whole tensor would: of these prefixes some have numbers that are subnormal."""
+    config = toy(policy="fp64", formats="blocks=fp8", n_layer=1)
+    state = perturbed(config)
+    state.params["embed.weight"][0, 0] *= 1e3  # what a padded row would hold
+    ours, theirs = (start(framework, config, state) for framework in FRAMEWORKS)
+    for token in range(1, 256):
+        prefix = np.array([token])
+        gap = np.abs(ours.logits(prefix) - theirs.logits(prefix)).max()
+        assert gap < 1e-12  # rounding in float64 is below 1e-15, a number that falls otherwise 1e-8
