@@ -52,10 +52,10 @@ BUGS: dict[str, Callable[[], None]] = {
     "accumulated-in-float32": change(JAX, "make_optimizer", ", accumulator_dtype=dtype", ""),
     # no causal mask
     "every-key-is-seen": change(JAX, "block", "jnp.tri(t, dtype=bool)", "True"),
-    "norms-in-bfloat16": change(
-        JAX, "layer_norm", "x = x - x.mean",
-        "p, x, dtype = *jax.tree.map(lambda a: a.astype('bfloat16'), (p, x)), x.dtype\n"
-        "    x = x - x.mean",
-        "return x * ", "return (x * ", '+ p["bias"]', '+ p["bias"]).astype(dtype)',
+    # what a policy whose params are bfloat16 does: no master weights, as above
+    "params-in-bfloat16": change(
+        JAX, "train_step", "return (optax.apply_updates(params, updates), ",
+        "params = optax.apply_updates(params, updates)\n"
+        "        return (jax.tree.map(lambda p: p.astype('bfloat16').astype(p.dtype), params), ",
     ),
 }  # fmt: skip

@@ -130,7 +130,7 @@ def test_both_skip_the_same_steps(peer: str, sides: Sides) -> None:
         ("bare-jax", "clip-without-eps", "fp64"),
         ("bare-jax", "accumulated-in-float32", "fp64"),
         ("bare-jax", "every-key-is-seen", "fp64"),
-        ("bare-jax", "norms-in-bfloat16", "bf16"),
+        ("bare-jax", "params-in-bfloat16", "bf16"),
     ],
 )
 def test_a_difference_is_called_different(peer: str, bug: str, policy: str, sides: Sides) -> None:
