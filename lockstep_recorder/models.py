@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -87,6 +88,10 @@ class Model:
         """The arguments that the user's functions get."""
         return jax.tree.map(lambda c, x: x if c is None else c, self.constants, params,
                             is_leaf=lambda c: c is None)  # fmt: skip
+
+    def transformation(self, made: Any) -> Any:
+        """What `optimizer` made, as an optax transformation of the parameters."""
+        return made
 
     def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         params = self.given(params)
@@ -182,6 +187,30 @@ class NnxModel(Model):
         from flax import nnx
 
         return nnx.merge(self.graph, params, self.state)
+
+    def transformation(self, made: Any) -> Any:
+        """Of an `nnx.Optimizer` that of the variables which its `wrt` selects: no other moves."""
+        from flax import nnx
+
+        wrt = getattr(made, "wrt", nnx.Param)
+        if wrt is nnx.Param:
+            return getattr(made, "tx", made)
+        # A method of the state in an older flax.
+        select: Any = getattr(nnx, "filter_state", lambda state, filters: state.filter(filters))
+        if self.flat(select(self.state, wrt)):
+            raise Mistake(f"{self.user.name}: the optimizer's wrt selects variables that are no "
+                          "nnx.Param; make nnx.Param of what is trained")  # fmt: skip
+
+        def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+            moved, state = made.tx.update(select(grads, wrt), state, select(params, wrt))
+            by_name = self.flat(moved)
+
+            def leaf(path: Any, x: Any) -> Any:
+                return by_name.get(self.path_name(path), jax.numpy.zeros_like(x))
+
+            return jax.tree_util.tree_map_with_path(leaf, params), state
+
+        return SimpleNamespace(init=lambda params: made.tx.init(select(params, wrt)), update=update)
 
     def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         from flax import nnx

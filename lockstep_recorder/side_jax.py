@@ -268,7 +268,7 @@ class JaxSide(ProgramSide):
         params, _ = self._trees(weights)
         if self.transform is None:
             made = self.user.call("optimizer", self.model.given(params))
-            self.transform = getattr(made, "tx", made)  # an nnx.Optimizer holds one
+            self.transform = self.model.transformation(made)
             self._traced(lambda: self._choose_step(params), "optimizer")
         self.optimizer_state = self._traced(lambda: self._first_state(params), "optimizer")
 

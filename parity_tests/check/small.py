@@ -306,6 +306,8 @@ PLANTS = [
           "2 times the reference's update of 2 gradients"),
     Plant("gathered", "gradients accumulated", "step % 2", "step % 3 == 2", "optimizer",
           "3 gradients make an update, for 2"),
+    Plant("stepped", "trained tensors", "model.parameters(), ", "[*model.parameters()][:-1], ",
+          "optimizer", "the port's optimizer never moves what the reference's moves"),
     Plant("stepped", "optimizer's momentum", "momentum=0.9", "momentum=0.8", "optimizer",
           "momentum 0.8, for 0.9"),
 ]  # fmt: skip

@@ -1,15 +1,22 @@
 """An optimizer's difference is told: schedules from zero, one number's decay, a late change."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 from lockstep.check.accept import is_accepted, parse
 from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.check import Result
 from lockstep.check.report import figure, headline
 from lockstep.check.roots.locate import Root
+from lockstep_recorder.models import NnxModel
+from lockstep_recorder.user import Mistake
 from parity_tests.check.inside import START, check_pair
 
 PROGRAM = START + """
@@ -311,3 +318,35 @@ def test_the_rule_of_other_tensors_is_not_told_of_those_that_differ() -> None:
     both = ("1e-3 * torch.lin", "2e-3 * torch.lin"), ("1e-3 * 1", "2e-3 * 1")
     (root,) = compare(program, program, *both, curve=6).roots
     assert not root.cause and root.hints[-1].count("; of a.weight it fits no rule; ") == 2
+
+
+HEAD_ALONE = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("body")))
+
+
+@pytest.mark.parametrize("wrt", [nnx.Param, HEAD_ALONE], ids=["all", "head"])
+def test_an_nnx_optimizer_moves_what_it_selects(wrt: Any) -> None:
+    """Two of its own steps are the oracle; of the gradients' norm, too, the rest is no part."""
+    rngs = nnx.Rngs(0)
+    built = nnx.Dict(body=nnx.Linear(3, 4, rngs=rngs), head=nnx.Linear(4, 2, rngs=rngs))
+    rule = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.1))
+    model = NnxModel(SimpleNamespace(name="port.py"), built)  # type: ignore[arg-type]
+    transform, params = model.transformation(nnx.Optimizer(built, rule, wrt=wrt)), model.params
+    own = nnx.Optimizer(built, rule, wrt=wrt)
+    grads, state = jax.tree.map(jnp.ones_like, params), transform.init(params)
+    for _ in range(2):
+        moved, state = transform.update(grads, state, params)
+        params = jax.tree.map(jnp.add, params, moved)
+        own.update(built, grads)
+    after = model.flat(nnx.state(built, nnx.Param))
+    for name, x in model.flat(params).items():
+        np.testing.assert_allclose(x, after[name], rtol=1e-6)
+        selected = wrt is nnx.Param or name.startswith("head")
+        assert bool(np.any(model.flat(moved)[name])) == selected
+
+
+def test_an_nnx_optimizer_of_what_is_no_parameter_is_a_mistake() -> None:
+    built = nnx.Dict(norm=nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
+    model = NnxModel(SimpleNamespace(name="port.py"), built)  # type: ignore[arg-type]
+    made = nnx.Optimizer(built, optax.sgd(0.1), wrt=nnx.Any(nnx.Param, nnx.BatchStat))
+    with pytest.raises(Mistake, match=r"port\.py: .* no nnx\.Param"):
+        model.transformation(made)

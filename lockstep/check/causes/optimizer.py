@@ -42,6 +42,8 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     """Names the options in which the two rules differ."""
     if root.rung == "4":
         return _rates_alone(root, evidence)
+    if found := _moved_alone(root):
+        return found
     counts = [_gathered(evidence, own) for own in (False, True)]
     if None in counts:
         return None
@@ -67,6 +69,19 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
     if not (their_rules and our_rules) and (found := _ratio_of_rates(root)):
         return found
     root.hints.append(_say_unknown(root, their_rules, our_rules))
+    return None
+
+
+def _moved_alone(root: Root) -> Cause | None:
+    """Finds tensors that one side moves by whatever gradients, and the other never."""
+    moved = {(spot.ours is None or spot.ours.any(), spot.theirs is None or spot.theirs.any())
+             for spot in root.spots}  # fmt: skip
+    if moved == {(True, False)}:
+        said = "the port's optimizer moves what the reference's never moves"
+        return Cause("trained tensors", said, "leave these tensors out of what is trained")
+    if moved == {(False, True)}:
+        said = "the port's optimizer never moves what the reference's moves"
+        return Cause("trained tensors", said, "give the optimizer these tensors, too")
     return None
 
 
