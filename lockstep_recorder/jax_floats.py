@@ -74,12 +74,22 @@ def formats(jaxpr: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def nothing_narrower(formats: tuple[str, ...] = NARROWER) -> Iterator[None]:
+def nothing_narrower(
+    formats: tuple[str, ...] = NARROWER, *, counts: bool = False
+) -> Iterator[None]:
     """Keeps float64 where a program would make a narrower float of it, however it is written.
 
     Args:
         formats: those for which this holds.
+        counts: makes float64 of integers, too, as of an optimizer's count of its steps.
     """
+
+    def is_wide(x: Any) -> bool:
+        dtype = getattr(x, "dtype", None)
+        return dtype in WIDE or (
+            counts and dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+        )
+
     changed = ((lax.convert_element_type_p, "new_dtype"), (lax.iota_p, "dtype"),
                (lax.dot_general_p, "preferred_element_type"))  # fmt: skip
 
@@ -87,8 +97,11 @@ def nothing_narrower(formats: tuple[str, ...] = NARROWER) -> Iterator[None]:
         bind = type(primitive).bind
 
         def widened_bind(*args: Any, **params: Any) -> Any:
-            wide = all(getattr(x, "dtype", None) in WIDE for x in args)
-            if wide and params[option] is not None and jnp.dtype(params[option]).name in formats:
+            if (
+                all(map(is_wide, args))
+                and params[option] is not None
+                and jnp.dtype(params[option]).name in formats
+            ):
                 params[option] = np.result_type(params[option], np.float64)
             return bind(primitive, *args, **params)
 

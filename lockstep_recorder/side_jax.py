@@ -318,7 +318,8 @@ class JaxSide(ProgramSide):
         """The step of the optimizer; where `wide`, casts to float32 mean float64."""
 
         def step(params: Any, grads: Any, state: Any) -> Any:
-            with nothing_narrower(("float32",)) if wide else contextlib.nullcontext():
+            same = contextlib.nullcontext()
+            with nothing_narrower(("float32",), counts=True) if wide else same:
                 updates, state = self.transform.update(grads, state, params)
             return jax.tree.map(jnp.add, params, updates), state
 

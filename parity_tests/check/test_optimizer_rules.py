@@ -14,6 +14,7 @@ from lockstep.check.causes.rules import BF16, L2, TRUST
 from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Spot
 from lockstep.judge.verdict import check_bound
+from lockstep_recorder.jax_floats import nothing_narrower
 from lockstep_recorder.recording import CYCLES, SCALES
 
 Arrays = dict[str, np.ndarray]
@@ -149,6 +150,19 @@ def test_a_rule_of_optax_is_found(name: str) -> None:
         found = solve.find_rules(history(lambda: by_optax(transform)))
     assert len(found) == 1
     assert found[0].options.items() >= expected.items(), found[0].options
+
+
+def test_a_count_of_steps_is_no_float32_in_float64() -> None:
+    """optax's Adafactor makes float32 of its count; a power of that is apart by 1e-8."""
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    with jax.enable_x64(True), nothing_narrower(("float32",), counts=True):
+        ours = by_optax(optax.adafactor(1e-2, min_dim_size_to_factor=1))
+        found = [ours(draw(1), draw(2 + at)) for at in range(4)]
+    theirs = by_torch(lambda p: torch.optim.Adafactor(p, 1e-2))
+    for at, changes in enumerate(found):
+        expected = theirs(draw(1), draw(2 + at))
+        for name in ("thin", "pairs"):  # of three axes the libraries factor others
+            np.testing.assert_allclose(changes[name], expected[name], rtol=1e-12)
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
