@@ -21,7 +21,7 @@ NEARLY = 100  # bounds, within which a gradient may be rounding that its terms l
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Spot(Finding):
     """A figure beyond its bound, and both sides' arrays for whoever looks for a cause.
 
@@ -35,7 +35,7 @@ class Spot(Finding):
     theirs: np.ndarray | None = None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Stage(Outcome):
     number: str
     name: str

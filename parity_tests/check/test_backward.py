@@ -253,6 +253,19 @@ def test_each_of_two_bugs_in_modules_has_its_own_lines(tmp_path: Path) -> None:
     assert parts == {("up(x)", "up(x)"), ("x.sin()", "x.sin()")}
 
 
+def test_a_module_of_two_results_without_a_gradient_is_one_root(tmp_path: Path) -> None:
+    """Both results are wrong by the same figure: only what they hold tells them apart."""
+    reference, port = tmp_path / "ref.py", tmp_path / "port.py"
+    text = MODULES.replace("return x + self.down(torch.tanh(self.up(x)))",
+                           "return self.down(x).tanh(), self.up(x).sigmoid()")  # fmt: skip
+    text = text.replace("x = self.second(self.first(x))",
+                        "x, y = self.first(x)\n        x, y = self.second(x + y)")  # fmt: skip
+    reference.write_text(text.replace("x.sin()", "x * y"))
+    port.write_text(text.replace("x.sin()", "x * y").replace("(x + y)", "((x + y).detach())"))
+    result = check_inside(record_inside(reference, tmp_path / "trace"), port)
+    expect_lines(result, ("self.down(x)", "(x + y).detach()"))
+
+
 def test_the_gradients_of_a_tape_are_those_of_the_program_and_need_no_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
