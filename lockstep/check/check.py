@@ -17,8 +17,8 @@ from lockstep.check.pairing.entries import Mapping
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.roots import backward, locate
 from lockstep.check.roots.lines import Follower, name_lines, name_lines_of_batches
-from lockstep.check.rungs import Bounds, Stage
-from lockstep.check.sides.modules import Calls
+from lockstep.check.rungs import Bounds, Spot, Stage
+from lockstep.check.sides.modules import Calls, module_of
 from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace
 from lockstep.check.written import compare_as_written
@@ -166,16 +166,39 @@ def _runs(
 
 def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
     """Finds a gradient that one side stops in a module and the other behind it, such as of padding:
-    where each parameter's is right, no other that arrives anywhere is a difference."""
-    isolated = rungs_of["3i"]
+    where each parameter's is right, no other that arrives anywhere is a difference. Where anything
+    else is wrong, none is of a tensor whose part that differs gets none when the port runs alone,
+    and none that arrives at what holds this tensor."""
+    isolated, free = rungs_of["3i"], rungs_of["3"]
     whole = [rungs_of[number] for number in ("2", "2i", "3", "5")]
-    if not isolated.spots or any(rung.lacks or rung.spots for rung in whole):
+    stopped = isolated.spots
+    if any(rung.lacks or rung.spots for rung in whole):
+        alone = {spot.where: spot for spot in free.spots}
+        of_tensors = [s for s in stopped if not free.lacks and _is_stopped_behind(s, alone)]
+        holders = {spot.where.partition("[")[0].rpartition(".")[0] for spot in of_tensors}
+        stopped = [spot for spot in stopped if spot in of_tensors
+                   or (spot.rule == "cotangent" and module_of(spot.where) in holders)]  # fmt: skip
+    if not stopped:
         return []
-    where = isolated.spots[0].where
-    note = (f"another gradient at {len(isolated.spots)} places, such as {where}, changes none of a "
-            "parameter: it is stopped at another place")  # fmt: skip
-    isolated.findings = [found for found in isolated.findings if found not in isolated.spots]
+    note = (f"another gradient at {len(stopped)} places, such as {stopped[0].where}, changes none "
+            "of a parameter: it is stopped at another place")  # fmt: skip
+    isolated.findings = [found for found in isolated.findings if found not in stopped]
     return [note]
+
+
+def _is_stopped_behind(spot: Spot, alone: dict[str, Spot]) -> bool:
+    """Says if a tensor's gradient differs in no more than a part that gets none, in the reference
+    and in a port that is not fed the reference's gradients.
+
+    Args:
+        alone: by name: a gradient of such a port that is not the reference's.
+    """
+    if spot.rule != "gradient" or spot.ours is None or spot.theirs is None:
+        return False
+    none = spot.theirs == 0
+    if spot.where in alone:
+        none &= alone[spot.where].ours == 0
+    return bool(none.any() and norm_gap(spot.ours[~none], spot.theirs[~none]) <= spot.bound)
 
 
 def pair_tensors(

@@ -175,6 +175,28 @@ def loss(model, batch):
     y = model(batch["x"])
     return F.softplus((y - y.detach().amax()).sum())
 """
+TOKENS = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4, padding_idx=0)
+        self.lin, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, tokens):
+        emb = self.embed(tokens)
+        return self.out(torch.tanh(self.lin(emb)))
+
+
+def loss(model, batch):
+    return model(batch["tokens"]).square().mean()
+
+
+def batch(step):
+    return {"tokens": np.random.default_rng(step).integers(0, 7, (3, 5))}
+"""
+)
 PLAIN = (SKIPS.replace("self.early(x)", "torch.tanh(x) + 0.3")
          .replace("self.late(y)", "(torch.tanh(y) + 0.3)")
          .replace("self.early, self.late = Plain(), Plain()", "")
@@ -261,6 +283,16 @@ def test_patches_for_an_image_are_no_difference_beside_one() -> None:
     assert check_pair(PATCHES, PATCHES, *linear).verdict == "equal"
     (root,) = check_pair(PATCHES, PATCHES, *linear, ("* 2", "* 3")).roots
     assert root.where == "(root), after norm"
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_padding_that_is_stopped_behind_its_module_is_no_root_beside_one(padding: bool) -> None:
+    """It was one, with a cause, as soon as anything else was wrong."""
+    stop = ("(emb)", "(torch.where(tokens[..., None] > 0, emb, emb.detach()))")
+    own = [(", padding_idx=0", ""), *[stop] * padding]
+    assert check_pair(TOKENS, TOKENS, *own).verdict == ("equal" if padding else "different")
+    roots = check_pair(TOKENS, TOKENS, *own, ("torch.tanh(", "torch.sin(")).roots
+    assert [root.entry for root in roots][1:] == ["padding of an embedding"] * (not padding)
 
 
 def test_a_module_is_a_hint_inside_the_place_alone() -> None:

@@ -270,7 +270,8 @@ def _first_backward(spots: list[Spot], calls: Calls) -> list[Spot]:
         follow = _suspects(list(last.values()), calls, [])
         tensors = {c.partition("#")[0] for c in follow} | {d.where.partition("#")[0] for d in dead}
         rest = [
-            s for s in spots if s not in dead and follow.isdisjoint({s.where, *above(s.where, parents)})
+            s for s in spots
+            if s not in dead and follow.isdisjoint({s.where, *above(s.where, parents)})
             and not (s.rule == "gradient" and any(s.where.startswith(t + ".") for t in tensors))
         ]  # fmt: skip
         return [*last.values(), *rest]
