@@ -115,7 +115,7 @@ def gradients(
     whole = _largest({k: x for k, x in calls.arrays.items() if k.startswith("dact/")})
     for ours, theirs in pairing.outputs():
         p, r = f"d{ours}", f"d{theirs}"
-        a, b = pairing.value(p, ran.calls.arrays), calls.arrays.get(r)
+        a, b = pairing.value(p, ran.calls.arrays), pairing.theirs(r, calls.arrays)
         if a is not None and b is not None:
             figure = _gradient_gap(a, b, whole)
             rung.add("cotangent", call_of(r), figure, bounds.of(r, p), call_of(p), a, b)

@@ -175,6 +175,40 @@ def loss(model, batch):
     y = model(batch["x"])
     return F.softplus((y - y.detach().amax()).sum())
 """
+STEPS = """
+SIZE = (4, 3, 6)
+
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(12, 6)
+
+    def forward(self, x, h):
+        return torch.tanh(self.mix(torch.cat([x, h], -1)))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.cell, self.out = nn.Linear(6, 6), Cell(), nn.Linear(6, 6)
+
+    def forward(self, x):
+        h, found = torch.zeros_like(x[:, 0]), []
+        for t in range(3):
+            h = self.cell(x[:, t], h)
+            y = h
+            found.append(self.key(x[:, 0]) * y)
+        return self.out(torch.stack(found, 1))
+"""
+# The cell gives its state as its output, too, and the key is computed once.
+TWICE = (
+    STEPS.replace("return torch.tanh(", "h = torch.tanh(")
+    .replace("[x, h], -1)))", "[x, h], -1)))\n        return h, h")
+    .replace("h = self.cell(x[:, t], h)\n            y = h", "h, y = self.cell(x[:, t], h)")
+    .replace("[]\n", "[]\n        key = self.key(x[:, 0])\n")
+    .replace("append(self.key(x[:, 0])", "append(key")
+)
 TOKENS = (
     START
     + """
@@ -283,6 +317,16 @@ def test_patches_for_an_image_are_no_difference_beside_one() -> None:
     assert check_pair(PATCHES, PATCHES, *linear).verdict == "equal"
     (root,) = check_pair(PATCHES, PATCHES, *linear, ("* 2", "* 3")).roots
     assert root.where == "(root), after norm"
+
+
+def test_gradients_of_a_value_that_one_side_gives_twice_are_summed() -> None:
+    """Each was compared alone: modules before it were roots as soon as the loss was another."""
+    for reference, port in ((STEPS, TWICE), (TWICE, STEPS)):
+        result = check(reference, port)
+        assert result.verdict == "equal"
+        assert not any("stopped at another place" in note for note in result.notes)
+        (root,) = check(reference, port, (".square().mean()", ".abs().mean()")).roots
+        assert root.where == "loss" and ".abs().mean()" in root.lines[1]
 
 
 @pytest.mark.parametrize("padding", [True, False])

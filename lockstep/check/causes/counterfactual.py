@@ -347,7 +347,7 @@ class ChangedSide:
 
     def _gaps_of_values(self, ours: Arrays, theirs: Arrays, d: str) -> dict[str, float]:
         pairing = self.evidence.trial.pairing
-        pairs = {r: (pairing.value(d + p, ours), theirs.get(d + r))
+        pairs = {r: (pairing.value(d + p, ours), pairing.theirs(d + r, theirs))
                  for slots in pairing.slots.values() for p, r in slots.items()}  # fmt: skip
         return _gaps_of({r: (a, b) for r, (a, b) in pairs.items()
                          if a is not None and b is not None})  # fmt: skip

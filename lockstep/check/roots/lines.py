@@ -110,9 +110,10 @@ def name_lines(
     """Adds the two lines to the roots of the forward pass; returns notes.
 
     A root of the forward pass has the lines of the place where values part between what its module
-    is given and what it gives. Where no place stands there, as inside a program that shows no
-    module, the first root has the first place; another has what first uses a tensor of its module,
-    see `_uses_of_module`. A root of the backward pass has its lines already.
+    is given and what it gives. Where no place stands there, the first root has the first place
+    there of a run with its weights; in a program that shows no module, the first of all. Another
+    has what first uses a tensor of its module, see `_uses_of_module`. A root of the backward pass
+    has its lines already.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
@@ -149,7 +150,12 @@ def name_lines(
         if here:
             root.put_lines(_where_changed(root, here, [*fine, *coarse], sides))
     if forward and not any(root.lines for root in forward):
-        for part in parts_for(forward[0])[:1]:
+        inside = set[int]().union(*map(places.inside, forward[0].spots))
+        first = parts_for(forward[0])[:1]
+        if inside:  # what stands before the place is right, whatever the walk cannot follow there
+            played = first if own else follower.parts_with(weights, tolerance, shown)
+            first = [part for part in played if part.number in inside][:1]
+        for part in first:
             forward[0].put_lines(_where_changed(forward[0], part, [*fine, *coarse], sides))
     for root in [root for root in forward + states if not (root.lines or rounded)]:
         if used := _uses_of_module(root.spots[0], sides):

@@ -287,11 +287,18 @@ class Pairing:
     slots: dict[str, dict[str, str]]  # the port's call -> its in/SLOT, act/SLOT -> the reference's
     axes: dict[str, Axes]  # in/SLOT, act/SLOT of the port
     masked: dict[Shape, np.ndarray]  # positions, all axes but the last, that reach no loss
+    # act/SLOT -> those that give the same value once more, on this side alone: its gradient is in
+    # parts. The port's and the reference's.
+    again: tuple[dict[str, list[str]], dict[str, list[str]]]
 
     def value(self, key: str, arrays: Arrays) -> np.ndarray | None:
         """Returns the port's array, in the reference's axes."""
-        axes, x = self.axes.get(key.removeprefix("d")), arrays.get(key)
+        axes, x = self.axes.get(key.removeprefix("d")), _sum_of_parts(key, arrays, self.again[0])
         return axes.to_theirs(x) if axes and x is not None else None
+
+    def theirs(self, key: str, arrays: Arrays) -> np.ndarray | None:
+        """Returns the reference's array."""
+        return _sum_of_parts(key, arrays, self.again[1])
 
     def outputs(self) -> list[tuple[str, str]]:
         """act/SLOT of the port and of the reference."""
@@ -304,9 +311,11 @@ class Pairing:
         for slots in self.slots.values():
             for p, r in slots.items():
                 for d in ("", "d") if p.startswith("act/") else ("",):
-                    theirs = reference.arrays.get(d + r)
-                    if theirs is not None and theirs.shape == self.axes[p].theirs:
-                        found[d + p] = self.axes[p].to_ours(theirs)
+                    theirs = self.theirs(d + r, reference.arrays)
+                    if theirs is None or theirs.shape != self.axes[p].theirs:
+                        continue
+                    x = found[d + p] = self.axes[p].to_ours(theirs)
+                    found |= {d + other: 0 * x if d else x for other in self.again[0].get(p, ())}
         return found
 
     @property
@@ -353,7 +362,58 @@ def make_pairing(
     usual = Counter(each.order for key, each in axes.items() if key not in wrong)
     for key, orders in wrong.items():
         axes[key] = max(orders, key=lambda each: usual[each.order] * (len(each.ours) >= IMAGE))
-    return Pairing(calls, slots, axes, masked_positions(reference))
+    pairs = {p: r for each in slots.values() for p, r in each.items() if p.startswith("act/")}
+    again = _given_again(list(pairs), port), _given_again(list(pairs.values()), reference)
+    for key, others in list(again[0].items()):
+        # JAX asks nothing that no gradient reaches: what is forced stands where one arrives.
+        used = max([key, *others], key=lambda k: np.linalg.norm(port.arrays.get(f"d{k}", 0.0)))
+        if used != key and call_of(used) == call_of(key):
+            found = slots[call_of(key)]
+            slots[call_of(key)] = {used if k == key else k: r for k, r in found.items()}
+            axes[used] = axes.pop(key)
+            again[0][used] = [key, *(k for k in again[0].pop(key) if k != used)]
+    return Pairing(calls, slots, axes, masked_positions(reference), again)
+
+
+def _given_again(keys: list[str], side: Calls) -> dict[str, list[str]]:
+    """Finds the outputs without a partner that are, number by number, one with a partner: of the
+    same call, or of another of its module that is given the same."""
+    others: dict[str, list[str]] = {}
+    for call in side.names:
+        free = [
+            key for key in side.slots("act", call) if key not in keys and side.arrays[key].any()
+        ]
+        others.setdefault(module_of(call), []).extend(free)
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        call, alike = call_of(key), others.get(module_of(call_of(key)), [])
+        found[key] = [
+            other
+            for other in alike
+            if _are_equal(side, key, other)
+            and (call_of(other) == call or _are_given_the_same(side, call, call_of(other)))
+        ]
+        others[module_of(call)] = [other for other in alike if other not in found[key]]
+    return {key: alike for key, alike in found.items() if alike}
+
+
+def _are_given_the_same(side: Calls, a: str, b: str) -> bool:
+    inputs = [side.slots("in", call) for call in (a, b)]
+    return len(inputs[0]) == len(inputs[1]) and all(
+        _are_equal(side, *pair) for pair in zip(*inputs)
+    )
+
+
+def _are_equal(side: Calls, a: str, b: str) -> bool:
+    return np.array_equal(side.arrays[a], side.arrays[b])
+
+
+def _sum_of_parts(key: str, arrays: Arrays, again: dict[str, list[str]]) -> np.ndarray | None:
+    """Returns an array; of a gradient, dact/SLOT, the sum of all that arrives at its value."""
+    others = again.get(key[1:], []) if key.startswith("dact/") else []
+    parts = [arrays.get(key), *(arrays.get(f"d{other}") for other in others)]
+    known = [part for part in parts if part is not None]
+    return sum(known[1:], known[0]) if parts[0] is not None else None
 
 
 def begin_elsewhere(pairing: Pairing, reference: Calls, port: Calls) -> set[str]:
