@@ -14,6 +14,7 @@ from lockstep.judge.envelope import compare_curves
 from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon
 from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
+from lockstep_recorder.noise import STATISTICS
 
 BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
@@ -347,6 +348,11 @@ def states(
         if r in changed[0] or p in changed[1]:
             theirs, ours = {r: reference.weights[r], **theirs}, {p: weights[p], **ours}
     return by_piece(entries, ours, theirs)
+
+
+def is_of_a_norm(spot: Spot) -> bool:
+    """Says if a spot is a running statistic, which no forward pass of training reads."""
+    return spot.rule == "state" and bool(STATISTICS.search(spot.where.partition("[")[0]))
 
 
 def changed_state(after: Arrays, before: Arrays) -> list[str]:

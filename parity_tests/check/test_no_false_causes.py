@@ -209,6 +209,22 @@ TWICE = (
     .replace("[]\n", "[]\n        key = self.key(x[:, 0])\n")
     .replace("append(self.key(x[:, 0])", "append(key")
 )
+KEPT = """
+SIZE = (4, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+        self.register_buffer("kept", torch.randn(6))
+
+    def forward(self, x):
+        y = self.lin(x) + self.kept
+        with torch.no_grad():
+            self.kept.mul_(0.9).add_(y.exp().mean(0), alpha=0.1)
+        return y
+"""
 TOKENS = (
     START
     + """
@@ -317,6 +333,12 @@ def test_patches_for_an_image_are_no_difference_beside_one() -> None:
     assert check_pair(PATCHES, PATCHES, *linear).verdict == "equal"
     (root,) = check_pair(PATCHES, PATCHES, *linear, ("* 2", "* 3")).roots
     assert root.where == "(root), after norm"
+
+
+def test_carried_state_has_no_line_of_its_use_and_no_echo_in_a_later_batch() -> None:
+    """Named were the lines that read it, and the loss of the next batch was a root of its own."""
+    (root,) = check(KEPT, KEPT, ("y.exp()", "y.sin()")).roots
+    assert root.where == "kept" and not root.lines
 
 
 def test_gradients_of_a_value_that_one_side_gives_twice_are_summed() -> None:

@@ -10,7 +10,7 @@ from lockstep.check.following.apart import STOPS, PartedAt, find_parts, part_at
 from lockstep.check.following.follow import ROUNDED, Followed, follow
 from lockstep.check.following.tapes import EQUAL, Asked, Known, LiveTape, RecordedTape, SideTape
 from lockstep.check.roots.locate import Root
-from lockstep.check.rungs import BATCH, Spot
+from lockstep.check.rungs import BATCH, Spot, is_of_a_norm
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
@@ -113,7 +113,8 @@ def name_lines(
     is given and what it gives. Where no place stands there, the first root has the first place
     there of a run with its weights; in a program that shows no module, the first of all. Another
     has what first uses a tensor of its module, see `_uses_of_module`. A root of the backward pass
-    has its lines already.
+    has its lines already. Running statistics are made where their norm's tensors are used; of other
+    state it is not known which lines make it, and none are named.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
@@ -124,6 +125,7 @@ def name_lines(
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
     states = [root for root in forward if root.largest.rule == "state"]
     forward = [root for root in forward if root not in states]
+    states = [root for root in states if all(map(is_of_a_norm, root.spots))]
     if not (forward or states):
         return []
     found = follower.found

@@ -8,15 +8,15 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.following.apart import PartedAt
-from lockstep.check.rungs import BATCH, Spot, Stage, largest_finite
+from lockstep.check.rungs import BATCH, Spot, Stage, is_of_a_norm, largest_finite
 from lockstep.check.sides.modules import Calls, above, shapes_of_other_sizes
 
 # The free runs, and the roots after which they differ, too.
 FREE = {
     "2": ("forward", {"forward", "mapping"}),
     "3": ("backward", {"forward", "backward", "mapping"}),
-    "5": ("accumulation", {"forward", "backward", "mapping"}),
-    "8": ("loss curves", {"forward", "backward", "mapping", "update"}),
+    "5": ("accumulation", {"forward", "backward", "mapping", "state"}),
+    "8": ("loss curves", {"forward", "backward", "mapping", "update", "state"}),
 }
 
 # The largest factor by which a few batches or steps amplify a slight difference.
@@ -114,7 +114,8 @@ def _unexplained(rungs: dict[str, list[Spot]], roots: list[Root]) -> list[Root]:
     """Finds what only the free runs show: the first of them, for the others follow."""
     shown = {root.direction for root in roots if root.largest.rule != "state"}
     shown |= {"mapping"} if rungs["1"] else set()
-    states = any(root.largest.rule == "state" for root in roots)
+    states = [spot for root in roots for spot in root.spots if spot.rule == "state"]
+    shown |= set() if all(map(is_of_a_norm, states)) else {"state"}  # a later batch reads it
     for number, (direction, after) in FREE.items():
         spots = rungs[number] if not shown & after else []
         spots = [spot for spot in spots if spot.rule != "state" or not states]
