@@ -120,9 +120,9 @@ def run(
     limits += elsewhere + cancelling
     limits += unused
     if roots:
-        shown = any(trial.pairing.slots.values())
+        paired = {r for slots in trial.pairing.slots.values() for r in slots.values()}
         by_hand = any(entry.given for entry in entries)
-        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, shown, by_hand)
+        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, paired, by_hand)
         if again and port.isolates:
             name_lines_of_batches(roots, follower, trial.weights, again)
     if follower.lacks and (found.only_reference or found.only_port):

@@ -213,18 +213,46 @@ KEPT = """
 SIZE = (4, 6)
 
 
-class Model(nn.Module):
+class Shift(nn.Module):
     def __init__(self):
         super().__init__()
-        self.lin = nn.Linear(6, 6)
         self.register_buffer("kept", torch.randn(6))
 
     def forward(self, x):
-        y = self.lin(x) + self.kept
+        y = x + self.kept
         with torch.no_grad():
             self.kept.mul_(0.9).add_(y.exp().mean(0), alpha=0.1)
         return y
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.shift = nn.Linear(6, 6), Shift()
+
+    def forward(self, x):
+        return self.shift(self.lin(x))
 """
+NORMED = """
+SIZE = (8, 6)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.norm, self.out = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.out(self.norm(torch.tanh(self.lin(x))))
+"""
+# It shows no modules.
+BARE = NORMED.replace(
+    "        return self.out(self.norm(torch.tanh(self.lin(x))))",
+    """        x = torch.tanh(F.linear(x, self.lin.weight, self.lin.bias))
+        x = F.batch_norm(x, self.norm.running_mean, self.norm.running_var, self.norm.weight,
+                         self.norm.bias, True, 0.1)
+        return F.linear(x, self.out.weight, self.out.bias)""",
+)
 TOKENS = (
     START
     + """
@@ -338,7 +366,18 @@ def test_patches_for_an_image_are_no_difference_beside_one() -> None:
 def test_carried_state_has_no_line_of_its_use_and_no_echo_in_a_later_batch() -> None:
     """Named were the lines that read it, and the loss of the next batch was a root of its own."""
     (root,) = check(KEPT, KEPT, ("y.exp()", "y.sin()")).roots
-    assert root.where == "kept" and not root.lines
+    assert root.where == "shift.kept" and not root.lines
+
+
+def test_statistics_of_a_wrong_value_are_echoes() -> None:
+    """Each was a root, where the port shows no modules."""
+    (root,) = check(NORMED, BARE, ("torch.tanh(", "torch.sin(")).roots
+    assert root.where != "norm.running_mean" and "torch.sin(" in root.lines[1]
+    roots = check(NORMED, BARE, ("True, 0.1)", "True, 0.2)")).roots
+    assert {root.where for root in roots} == {"norm.running_mean; norm.running_var"}
+    lasts = (".square().mean()", ".square().sum()"), ("True, 0.1)", "True, 0.2)")
+    roots = check(NORMED, BARE, *lasts).roots
+    assert [root.where for root in roots][-1] == "loss" and len(roots) == 2
 
 
 def test_gradients_of_a_value_that_one_side_gives_twice_are_summed() -> None:

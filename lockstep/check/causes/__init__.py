@@ -23,6 +23,8 @@ from lockstep.check.causes import (
 from lockstep.check.causes.evidence import Cause, scenes_of
 from lockstep.check.causes.evidence import Evidence as Evidence
 from lockstep.check.roots.locate import Root
+from lockstep.check.rungs import Spot
+from lockstep.check.sides.modules import call_of, module_of
 from lockstep.errors import UserError
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,
@@ -65,7 +67,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         if root.cause and root.direction in ("forward", "accumulation"):
             root.hints = []
     roots[:] = _merge_alike(roots)
-    for root in _echoes(roots):
+    for root in [*_echoes(roots), *_echoes_in_state(roots, evidence)]:
         roots.remove(root)
 
 
@@ -117,6 +119,26 @@ def _echoes(roots: list[Root]) -> list[Root]:
     forward = {(root.entry, root.remedy) for root in roots if root.direction == "forward"}
     return [root for root in roots if root.direction == "backward"
             and root.cause and (root.entry, root.remedy) in forward]  # fmt: skip
+
+
+def _echoes_in_state(roots: list[Root], evidence: Evidence) -> list[Root]:
+    """Finds state that is made of a value which is wrong already: of a module that is not fed the
+    reference's values, before the end of a place where the forward pass is wrong."""
+    calls, pairing = evidence.calls, evidence.trial.pairing
+    fed = {module_of(call_of(r)) for slots in pairing.slots.values() for r in slots.values()
+           if r.startswith("in/")}  # fmt: skip
+    ended = {call: at for at, call in enumerate(calls.names)} | {"loss": len(calls.names)}
+    last = max((ended.get(spot.where, 0) for root in roots for spot in root.spots
+                if root.direction == "forward" and spot.rule != "state"
+                and root.entry not in loss.ENTRIES), default=-1)  # fmt: skip
+    held = {module_of(call): ended[call] for call in calls.names}
+
+    def follows(spot: Spot) -> bool:
+        holder = spot.where.partition("[")[0].rpartition(".")[0]
+        return spot.rule == "state" and holder not in fed and held.get(holder, 0) <= last
+
+    return [root for root in roots if root.direction == "forward" and not root.cause
+            and all(map(follows, root.spots))]  # fmt: skip
 
 
 def merge_lines(roots: list[Root]) -> list[Root]:

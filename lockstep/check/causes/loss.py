@@ -8,6 +8,9 @@ import numpy as np
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.sides.modules import module_of
 
+# Causes in the loss alone: the values before it are right.
+ENTRIES = ("factor of the loss", "targets of the loss", "smoothing of labels", "mean over padding",
+           "reduction of the loss")  # fmt: skip
 SMOOTHINGS = (0.1, 0.05, 0.2, 0.15, 0.01, 0.3)
 
 

@@ -104,22 +104,23 @@ class Follower:
 
 
 def name_lines(
-    roots: list[Root], follower: Follower, rounded: bool, weights: Arrays, shown: bool,
+    roots: list[Root], follower: Follower, rounded: bool, weights: Arrays, shown: set[str],
     by_hand: bool = False,
 ) -> list[str]:  # fmt: skip
     """Adds the two lines to the roots of the forward pass; returns notes.
 
     A root of the forward pass has the lines of the place where values part between what its module
-    is given and what it gives. Where no place stands there, the first root has the first place
-    there of a run with its weights; in a program that shows no module, the first of all. Another
-    has what first uses a tensor of its module, see `_uses_of_module`. A root of the backward pass
+    is given and what it gives. Where no place stands there, as inside a program that shows no
+    module, the first root has the first place. One before what modules give is right, though the
+    walk cannot follow it: then it has the first behind these in a run with its weights. Another has
+    what first uses a tensor of its module, see `_uses_of_module`. A root of the backward pass
     has its lines already. Running statistics are made where their norm's tensors are used; of other
     state it is not known which lines make it, and none are named.
 
     Args:
         rounded: a program makes a constant in float32, where values part, too.
         weights: the port's, that the roots were found with.
-        shown: the port shows modules of the reference.
+        shown: in/SLOT and act/SLOT of the reference that the port's modules show.
         by_hand: some tensors are paired by hand, which values may not have paired.
     """
     forward = [root for root in roots if root.direction == "forward" and root.rung == "2i"]
@@ -134,7 +135,7 @@ def name_lines(
     # The walk goes on behind a difference; what shows no module has one place, and its weights.
     own = forward and (found.equal or by_hand or not shown)
     tolerance = ROUNDED if rounded else EQUAL
-    of_these = follower.parts_with(weights, tolerance, shown) if own else found.parts
+    of_these = follower.parts_with(weights, tolerance, bool(shown)) if own else found.parts
     fine, coarse = ([part for part in parts if part.reference and part.port]
                     for parts in (of_these, found.coarse))  # fmt: skip
     if rounded:  # any value that meets such a constant parts from the other side's
@@ -145,19 +146,19 @@ def name_lines(
         return coarse if not own and coarse and root.largest.figure > COARSE else fine
 
     sides = follower.tape, follower.port_tape
-    places = _Places(follower.tape, follower.reference.arrays if shown else {})
+    arrays = follower.reference.arrays
+    places = _Places(follower.tape, {key: arrays[key] for key in sorted(shown)})
     for root in forward:
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
         here = next((part for part in parts_for(root) if part.number in inside), None)
         if here:
             root.put_lines(_where_changed(root, here, [*fine, *coarse], sides))
     if forward and not any(root.lines for root in forward):
-        inside = set[int]().union(*map(places.inside, forward[0].spots))
+        right = set[int]().union(*map(places.before, forward[0].spots))
         first = parts_for(forward[0])[:1]
-        if inside:  # what stands before the place is right, whatever the walk cannot follow there
-            played = first if own else follower.parts_with(weights, tolerance, shown)
-            first = [part for part in played if part.number in inside][:1]
-        for part in first:
+        if any(part.number in right for part in first):  # what the walk cannot follow there
+            first = follower.parts_with(weights, tolerance, bool(shown))
+        for part in [part for part in first if part.number not in right][:1]:
             forward[0].put_lines(_where_changed(forward[0], part, [*fine, *coarse], sides))
     for root in [root for root in forward + states if not (root.lines or rounded)]:
         if used := _uses_of_module(root.spots[0], sides):
@@ -235,25 +236,27 @@ class _Places:
     """The places of a reference's modules on its tape.
 
     Args:
-        arrays: those of the trace, of which `in/SLOT` and `act/SLOT` are looked at.
+        arrays: `in/SLOT` and `act/SLOT` of modules that have a partner.
     """
 
     def __init__(self, tape: RecordedTape, arrays: Arrays) -> None:
         self.tape = tape
         known = Known(tape.data, tape.rows)
-        found = {key: known.find(fingerprint(x)) for key, x in arrays.items()
-                 if key.startswith(("in/", "act/"))}  # fmt: skip
+        found = {key: known.find(fingerprint(x)) for key, x in arrays.items()}
         self.numbers = {key: numbers for key, numbers in found.items() if numbers}
 
     def inside(self, spot: Spot) -> set[int]:
         """Returns the values between a place and those that modules give or are given before it."""
+        return self.tape.above(self._ends(spot)[:1]) - self.before(spot)
+
+    def before(self, spot: Spot) -> set[int]:
+        """Returns the values that modules give or are given before a place, and those before."""
+        ends = self._ends(spot)
+        above = self.tape.above(ends[:1])
+        return self.tape.above(numbers[0] for numbers in self.numbers.values()
+                               if numbers[0] in above and not {*ends} & {*numbers})  # fmt: skip
+
+    def _ends(self, spot: Spot) -> list[int]:
         if spot.rule == "loss":
-            ends = [self.tape.loss]
-        else:
-            ends = self.numbers.get(f"{'in' if spot.rule == 'input' else 'act'}/{spot.where}", [])
-        if not ends:
-            return set()
-        above, same = self.tape.above(ends[:1]), set(ends)
-        before = {numbers[0] for numbers in self.numbers.values()
-                  if numbers[0] in above and not same & set(numbers)}  # fmt: skip
-        return above - self.tape.above(before)
+            return [self.tape.loss]
+        return self.numbers.get(f"{'in' if spot.rule == 'input' else 'act'}/{spot.where}", [])
