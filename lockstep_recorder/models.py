@@ -36,6 +36,7 @@ class Model:
     def __init__(self, user: User, built: Any) -> None:
         self.user = user
         self.drops: list[str] = []  # the modules that would drop out
+        self.moved: dict[str, Any] = {}  # parameters that the last forward pass changed
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
         # Such as an activation function or a count, which an Equinox module has for a leaf.
@@ -83,6 +84,14 @@ class Model:
             return jax.numpy.asarray(values, wide or x.dtype).reshape(x.shape)
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
+
+    def carried(self, params: Any, arrays: Mapping[str, Any]) -> Any:
+        """The parameters after a forward pass, which may have changed some: its `state/NAME`."""
+
+        def leaf(path: Any, x: Any) -> Any:
+            return arrays.get(f"state/{self.path_name(path)}", x)
+
+        return jax.tree_util.tree_map_with_path(leaf, params)
 
     def given(self, params: Any) -> Any:
         """The arguments that the user's functions get."""
@@ -161,6 +170,7 @@ class NnxModel(Model):
         # A method of the module before flax 0.11.
         inside: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
         self.user, self.variables, self.drops = user, False, []
+        self.moved = {}
         self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in inside(built):
@@ -217,9 +227,11 @@ class NnxModel(Model):
 
         # Made anew, for variables may be changed only at the level of tracing that made them.
         params, state = jax.tree_util.tree_map(lambda x: x, (params, state))
+        former = self.flat(params)  # now, for the module may have the same variables
         model = nnx.merge(self.graph, params, state)
         loss = self.user.call("loss", model, batch)
         parts: Any = nnx.split(model, nnx.Param, ...)
+        self.moved = {n: x for n, x in self.flat(parts[1]).items() if x is not former[n]}
         return (loss[0] if isinstance(loss, tuple) else loss), parts[2]
 
     def modules(self) -> dict[str, str]:

@@ -184,6 +184,7 @@ class JaxSide(ProgramSide):
         sums = moved_sums() if self.moves_sums else contextlib.nullcontext()
         with jax.disable_jit(), self.model.listening(tape), wide, moved, sums:
             loss, new = self.model.loss(params, state, given)
+        tape.calls.arrays |= {f"state/{name}": x for name, x in self.model.moved.items()}
         if getattr(loss, "size", 0) != 1:
             shaped = hasattr(loss, "shape")
             kind = f"an array of shape {loss.shape}" if shaped else type(loss).__name__
@@ -358,9 +359,10 @@ class JaxSide(ProgramSide):
         params, state = self._trees(weights)
         losses = []
         for spec, batch in batches:
-            (loss, (_, state)), (grads, _) = self._run(params, state, self._batch(spec, batch), {})
+            answer = self._run(params, state, self._batch(spec, batch), {})
+            (loss, (arrays, state)), (grads, _) = answer
             losses.append(float(loss))
-            params = self._apply(params, grads)
+            params = self._apply(self.model.carried(params, arrays), grads)
         return losses
 
 

@@ -240,11 +240,20 @@ class TorchSide(ProgramSide):
         for name, x in self.model.named_buffers():
             if is_float(x):
                 seen[f"state/{name}"] = tree.to_numpy(x)
+        seen |= {f"state/{name}": x for name, x in self._moved(weights)}
         if self.changed and not forced:
             grads = self._run_plain(weights, spec, batch)[1]
         seen.update({f"grad/{name}": x for name, x in grads.items()})
         about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds}
         return about, seen
+
+    def _moved(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the parameters that the forward pass has changed, such as those of a teacher."""
+        for name, p in self.model.named_parameters():
+            if p.grad is None and is_float(p) and name in weights and not self.forward:
+                after = tree.to_numpy(p)
+                if not np.array_equal(after, weights[name]):
+                    yield name, after
 
     def _backward(self, loss: torch.Tensor) -> None:
         try:

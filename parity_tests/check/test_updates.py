@@ -1,5 +1,6 @@
 """An optimizer's difference is told: schedules from zero, one number's decay, a late change."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,10 @@ from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.check import Result
 from lockstep.check.report import figure, headline
 from lockstep.check.roots.locate import Root
+from lockstep_recorder import tree
 from lockstep_recorder.models import NnxModel
-from lockstep_recorder.user import Mistake
+from lockstep_recorder.side_jax import JaxSide
+from lockstep_recorder.user import Mistake, User
 from parity_tests.check.inside import START, check_pair
 
 PROGRAM = START + """
@@ -350,3 +353,88 @@ def test_an_nnx_optimizer_of_what_is_no_parameter_is_a_mistake() -> None:
     made = nnx.Optimizer(built, optax.sgd(0.1), wrt=nnx.Any(nnx.Param, nnx.BatchStat))
     with pytest.raises(Mistake, match=r"port\.py: .* no nnx\.Param"):
         model.transformation(made)
+
+
+TEACHER = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 4), nn.Linear(6, 4).requires_grad_(False)
+
+    def forward(self, x):
+        y = self.student(x) - self.teacher(x)
+        for mean, p in zip(self.teacher.parameters(), self.student.parameters()):
+            mean.data = 0.9 * mean.data + 0.1 * p.data
+        return y
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+def batch(step):
+    return np.random.default_rng(step).normal(size=(5, 6))
+"""
+)
+
+
+@pytest.mark.parametrize(("old", "new", "verdict"), [
+    ("", "", "equal"), ("mean.data = 0.9", "moved = 0.9", "different"),
+    ("0.9 * mean.data + 0.1", "0.8 * mean.data + 0.2", "different"),
+])  # fmt: skip
+def test_parameters_that_the_forward_pass_moves_are_compared(
+    old: str, new: str, verdict: str
+) -> None:
+    result = compare(TEACHER, TEACHER, (old, new))
+    assert result.verdict == verdict
+    assert verdict == "equal" or result.roots[0].where.startswith("teacher")
+
+
+TAUGHT = """
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+HEAD = nnx.All(nnx.Param, nnx.PathContains("student"))
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.student, self.teacher = (nnx.Linear(3, 2, rngs=nnx.Rngs(k)) for k in range(2))
+
+    def __call__(self, x):
+        y = self.student(x) - jax.lax.stop_gradient(self.teacher(x))
+        states = [nnx.state(each, nnx.Param) for each in (self.teacher, self.student)]
+        nnx.update(self.teacher, jax.tree.map(lambda t, s: 0.9 * t + 0.1 * s, *states))
+        return jnp.mean(y**2)
+
+def build(seed):
+    return Model()
+
+def loss(model, batch):
+    return model(batch)
+
+def optimizer(model):
+    return nnx.Optimizer(model, optax.sgd(0.1), wrt=HEAD)
+"""
+
+
+def test_what_an_nnx_forward_pass_moves_is_carried_to_the_next_step(tmp_path: Path) -> None:
+    """Flax's own steps are the oracle."""
+    path = tmp_path / "taught.py"
+    path.write_text(TAUGHT)
+    user = User(str(path))
+    side = JaxSide(user, user.call("build", 0), own=True)
+    batches = [np.float32(np.random.default_rng(at).normal(size=(4, 3))) for at in range(3)]
+    given = [tree.take_apart(batch) for batch in batches]
+    losses, model = side.train(side.initial(), given), user.call("build", 0)
+    optimizer = user.call("optimizer", model)
+    for batch, found in zip(batches, losses, strict=True):
+        value, grads = nnx.value_and_grad(user.module.loss)(model, batch)
+        optimizer.update(model, grads)
+        assert found == pytest.approx(value.item(), rel=1e-5)
+    seen = side.run(side.initial(), *given[0])[1]
+    moved = {name for name in seen if name.startswith("state/")}
+    assert moved == {"state/teacher.bias", "state/teacher.kernel"}
