@@ -266,7 +266,8 @@ class Player:
     def _labelled(
         self, number: int, known: tuple[dict[int, Any], ...], total: int
     ) -> np.ndarray | None:
-        """Moves labels as a value's elements are moved; None where they are more than moved."""
+        """Moves labels as a value's elements are moved; None where they are more than moved. Those
+        of a complex value are pairs."""
         try:
             made = []
             for each in known:
@@ -277,9 +278,11 @@ class Player:
             return None
         one, two = made
         moved = np.array_equal(one, np.round(one)) and np.array_equal(two, total - one)
-        if not moved or "complex" in self.tape.values[number].dtype:
+        if not moved:
             return None
-        labels = one.reshape(self.tape.values[number].shape).astype(np.int64)
+        value = self.tape.values[number]
+        pair = (2,) if "complex" in value.dtype else ()
+        labels = one.reshape((*value.shape, *pair)).astype(np.int64)
         once = np.unique(labels).size == labels.size
         return labels if once else None
 

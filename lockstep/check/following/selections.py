@@ -100,7 +100,7 @@ def parted(
     """
     result = tape.values[number]
     smaller = [n for n in ahead if tape.is_float(n) and 1 < tape.values[n].size < result.size]
-    ones = {f: np.ones(tape.values[f].shape) for f in met}
+    ones = {f: np.ones(tape.values[f].held) for f in met}
     found: list[tuple[Selection, ...]] = []
     for axis, length in enumerate(result.shape):
         if length not in lengths - {1}:

@@ -31,6 +31,11 @@ class Asked(Protocol):
     ) -> tuple[dict[str, Any], Arrays]: ...
 
 
+def held_shape(shape: Iterable[int], dtype: str) -> Shape:
+    """Returns the shape of a value's real numbers: a complex one is a pair."""
+    return (*shape, 2) if "complex" in dtype else tuple(shape)
+
+
 @dataclass(frozen=True)
 class Computed:
     op: str
@@ -43,8 +48,12 @@ class Computed:
     callers: tuple[str, ...] = ()  # lines that call its own, where these are several
 
     @property
+    def held(self) -> Shape:
+        return held_shape(self.shape, self.dtype)
+
+    @property
     def size(self) -> int:
-        return prod(self.shape)
+        return prod(self.held)
 
 
 # Attributes of a convolution that reports leave out: usual values, and its layout.
@@ -168,7 +177,7 @@ class SideTape(Graph):
         """Which elements of the parameters a pure value holds, each once; None if it is more."""
         if number not in self._labels and number in self._elements:
             first, *steps = self._elements[number]
-            self._labels[number] = labels_of(first, steps, self.values[number].shape)
+            self._labels[number] = labels_of(first, steps, self.values[number].held)
         return self._labels.get(number)
 
     def frontiers(self, number: int) -> tuple[int, ...]:
@@ -285,7 +294,7 @@ class RecordedTape(SideTape):
     def value_of(self, number: int) -> np.ndarray | None:
         """Returns a value, where the trace has it."""
         x = self._kept.get(number)
-        return None if x is None else x.reshape(self.values[number].shape)
+        return None if x is None else x.reshape(self.values[number].held)
 
     def marginals_of(self, number: int) -> list[np.ndarray]:
         """Returns the rows of each axis of a value, where the trace has them."""
@@ -362,17 +371,20 @@ def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) 
         return "the tape's parameters are not the weights"
     total = sum(prod(v["shape"]) for v in named)
     for v in values:
-        if "elements" in v and not _is_within(v["elements"], v["shape"], total):
+        held = held_shape(v["shape"], v["dtype"])
+        if "elements" in v and not _is_within(v["elements"], held, total):
             return "the tape has elements of no parameter"
-        if "kept" in v and getattr(arrays.get(v["kept"]), "size", None) != prod(v["shape"]):
+        if "kept" in v and getattr(arrays.get(v["kept"]), "size", None) != prod(held):
             return "the tape's arrays are not those of the trace"
     own = group(arrays, "tape")
     for kind in ("elements", "marginals", "value"):
         for name, x in group(own, kind).items():
             if not name.isdecimal() or len(name) > 9 or not int(name) < len(values):
                 return f"tape/{kind}/{name} is of no value"
-            shape = tuple(values[int(name)]["shape"])
-            if x.shape != ((sum(shape), COLUMNS - 3) if kind == "marginals" else shape):
+            value = values[int(name)]
+            held = held_shape(value["shape"], value["dtype"])
+            marginals = sum(value["shape"]), COLUMNS - 3
+            if x.shape != (marginals if kind == "marginals" else held):
                 return f"tape/{kind}/{name} is of no value"
             if kind == "elements" and not ((x >= 0) & (x < total)).all():
                 return "the tape has elements of no parameter"
@@ -399,7 +411,7 @@ def _is_value(v: Any) -> bool:
     )
 
 
-def _is_within(elements: Any, shape: list[int], total: int) -> bool:
+def _is_within(elements: Any, shape: Shape, total: int) -> bool:
     if type(elements) is not list or len(elements) != len(shape) + 1 or prod(shape) > total:
         return False
     if not all(type(n) is int for n in elements):
