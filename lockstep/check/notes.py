@@ -95,17 +95,22 @@ def shuffled_tensors(entries: list[Entry]) -> list[str]:
     a flattening of other axes, or in blocks, as behind parts that are joined otherwise; and those
     of three or more axes that are exchanged though the shape is the same."""
     places: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    in_turns: set[tuple[str, str]] = set()  # on one side alone
     for entry in entries:
-        theirs, ours = _place(entry.reference), _place(entry.port)
+        both = entry.reference, entry.port
+        theirs, ours = map(_place, both)
         if theirs is not None and ours is not None:
-            places.setdefault((entry.reference.name, entry.port.name), []).append((theirs, ours))
+            names = entry.reference.name, entry.port.name
+            places.setdefault(names, []).append((theirs, ours))
+            in_turns |= {names} if len({max(c.step for c in p.cuts) for p in both}) > 1 else set()
     turned = turned_windows(entries)
     shuffled = [
         names[0]
         for names, found in places.items()
         if names[0] not in turned
-        and [ours for _, ours in sorted(found)] != sorted(ours for _, ours in found)
-    ]
+        and (names in in_turns
+             or [ours for _, ours in sorted(found)] != sorted(ours for _, ours in found))
+    ]  # fmt: skip
     return shuffled + [
         entry.reference.name
         for entry in entries

@@ -346,10 +346,13 @@ def make_pairing(
     for p, r in calls.items():
         right, found = False, dict[str, str]()
         kinds = port.kinds.get(p, "") + reference.kinds.get(r, "")
-        image = any(kind in kinds for kind in WITH_CHANNELS)
-        for kind in ("act",) if p in elsewhere else ("act", "in"):
-            ours, theirs = port.slots(kind, p), reference.slots(kind, r)
-            pairs = _pair_slots(ours, theirs, port.arrays, reference.arrays, guess)
+        paired = {
+            kind: _pair_slots(port.slots(kind, p), reference.slots(kind, r), port.arrays,
+                              reference.arrays, guess)
+            for kind in (("act",) if p in elsewhere else ("act", "in"))
+        }  # fmt: skip
+        image = any(kind in kinds for kind in WITH_CHANNELS) or _is_turned(paired, port, reference)
+        for kind, pairs in paired.items():
             for mine, other in pairs.items():
                 a, b = port.arrays[mine], reference.arrays[other]
                 axes[mine], gap = nearest(a, b, permuted=module_of(p) in permuted, image=image)
@@ -414,6 +417,16 @@ def _sum_of_parts(key: str, arrays: Arrays, again: dict[str, list[str]]) -> np.n
     parts = [arrays.get(key), *(arrays.get(f"d{other}") for other in others)]
     known = [part for part in parts if part is not None]
     return sum(known[1:], known[0]) if parts[0] is not None else None
+
+
+def _is_turned(paired: dict[str, dict[str, str]], port: Calls, reference: Calls) -> bool:
+    """Says if a module takes and gives the right values with their axes in another order, such as
+    a sequence before its batch: where both have one size, the shape does not say."""
+    gaps = [
+        nearest(port.arrays[mine], reference.arrays[other], image=True)[1]
+        for pairs in paired.values() for mine, other in pairs.items()
+    ]  # fmt: skip
+    return all(paired.get(kind) for kind in ("act", "in")) and max(gaps) < ALIKE
 
 
 def begin_elsewhere(pairing: Pairing, reference: Calls, port: Calls) -> set[str]:
