@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from lockstep.check import names
-from lockstep.check.layout import Cut, Entry, Piece, fitting_permutations
+from lockstep.check.layout import Cut, Entry, Piece, Shape, fitting_permutations
 from lockstep.check.pairing.entries import Mapping, drop_used, keep, likely_axes, make_entry
 from lockstep.check.pairing.fused import match_fused, match_stacked
 from lockstep.check.pairing.gates import match_gates
@@ -16,6 +16,7 @@ from lockstep.check.pairing.tensors import Tensors
 from lockstep.errors import UserError, require
 
 KERNEL, GAIN, BIAS = range(3)
+Home = tuple[Shape, ...]  # the shapes of the tensors that a module holds
 LINEAR = {"Linear", "Dense"}  # out before in with torch, in before out with Flax
 
 
@@ -117,6 +118,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
         for side, indexes in ((reference, theirs), (port, ours))
     ]
     within = [_places_in_module(side) for side in (reference, port)]
+    homes = _homes(reference, port)
     proven = _owners_paired(mapping)  # such as those of running statistics
     copies = Copies(reference, port, mapping.entries)
     owners: dict[str, str] = {}  # a module's bias goes where its kernel went
@@ -146,6 +148,7 @@ def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 axes = _has_axes(r, reference) != _has_axes(p, port)
                 first = axes and long[0] != long[1], ours[p] != theirs[r]
                 last = (
+                    len(homes[0][r] ^ homes[1][p]),
                     axes or _is_unusual(reference, r, port, p),
                     _is_another(reference, r, port, p),
                     abs(place - own) if of == of_own else 0,
@@ -218,8 +221,31 @@ def _is_another(reference: Tensors, r: str, port: Tensors, p: str) -> bool:
     return theirs is not None and ours is not None and theirs[1] == ours[1] and theirs != ours
 
 
+def _homes(reference: Tensors, port: Tensors) -> list[dict[str, set[Home]]]:
+    """Maps each side's tensors to those modules around them that are told by what they hold: each
+    side has one module of these shapes, whatever its name, such as an actor beside a critic."""
+    held: list[dict[frozenset[str], Home]] = []
+    for side in (reference, port):
+        inside: dict[str, set[str]] = {}
+        for name in side.shapes:
+            path = names.segments(name)
+            for at in range(1, len(path)):
+                inside.setdefault(".".join(path[:at]), set()).add(name)
+        held.append({
+            frozenset(found): tuple(sorted(
+                tuple(sorted(n for n in side.shapes[name] if n > 1)) for name in found
+            )) for found in inside.values() if len(found) > 1
+        })  # fmt: skip
+    counts = [Counter(found.values()) for found in held]
+    return [
+        {name: {home for members, home in found.items()
+                if name in members and counts[0][home] == counts[1][home] == 1}
+         for name in side.shapes} for side, found in zip((reference, port), held)
+    ]  # fmt: skip
+
+
 # The least is the best.
-Score = tuple[tuple[bool, bool], float, tuple[bool, bool, int, int], str, str]
+Score = tuple[tuple[bool, bool], float, tuple[int, bool, bool, int, int], str, str]
 
 
 def _take_best(

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, dropwhile, pairwise
 from math import prod
 
 import numpy as np
@@ -80,6 +80,8 @@ def _leave_out_torn(
                  for e in entries]  # fmt: skip
         taken = {part.name for whole, part in pairs if not (whole.cuts or part.cuts)}
         taken |= {pair[fusing is port] for pair in idle}
+        beside = {(indexes[whole.name], others[part.name]) for whole, part in pairs
+                  if not (whole.cuts or part.cuts)}  # fmt: skip
         groups: dict[tuple[str, int | None], set[str]] = {}
         for whole, part in pairs:
             if whole.layer is None or len(whole.cuts) > 1:
@@ -91,7 +93,10 @@ def _leave_out_torn(
                 others[other] == own and fitting_permutations(shape, fusing.shapes[name])
                 for other, shape in splitting.shapes.items() if other not in taken
             )  # fmt: skip
-            across = len(layers | ({own} if own else set())) > 1
+            # Numbers may count otherwise: whole tensors of the two layers are partners then.
+            across = len(layers) > 1 or bool(
+                own and {own} != layers and (own, *layers) not in beside
+            )
             if len(parts) > 1 and (across or len(around) > 1 or fits):
                 torn |= {e.port.name for e, (whole, _) in zip(entries, pairs) if whole.name == name}
     return [entry for entry in entries if entry.port.name not in torn]
@@ -139,15 +144,17 @@ def permuted_modules(mapping: Mapping) -> set[str]:
 
 def turns_window(pieces: Sequence[Found], reference: Tensors) -> bool:
     """Says if a convolution's kernel has its window turned over: only a transposed one may have a
-    half turn, in some frameworks, and none has its height and width exchanged."""
+    half turn, in some frameworks, and none has its height and width exchanged. A first axis of
+    one, as of a kernel that each row of a batch modulates, is no part of it."""
     r = pieces[0][0] if pieces else Piece("")
-    kind, n = reference.kinds.get(r.name, ""), len(reference.shapes.get(r.name, ()))
+    kind, shape = reference.kinds.get(r.name, ""), reference.shapes.get(r.name, ())
+    n = len(tuple(dropwhile(lambda length: length == 1, shape[:-3])) + shape[-3:])
     if "Conv" not in kind or n < 3:
         return False
     most = max(Counter(piece.name for piece, _, _ in pieces).values())
     if most > 1:  # of one kernel, not a stack of several
         return "Transpose" not in kind
-    first = 2 if reference.framework == "torch" else 0
+    first = len(shape) - n + 2 if reference.framework == "torch" else 0
     windows = ([axes.index(axis) for axis in range(first, first + n - 2) if axis in axes]
                for _, _, axes in pieces)  # fmt: skip
     return any(window != sorted(window) for window in windows)
@@ -161,7 +168,8 @@ def _uncross(entries: list[Entry], reference: Tensors, port: Tensors) -> list[En
     for at, entry in enumerate(entries):
         ours = _words(entry.port, port, roles[1])
         theirs = _words(entry.reference, reference, roles[0])
-        key = names.outer(entry.reference.name), entry.port.name, entry.reference.name
+        around = names.outer(entry.reference.name) + str(_layer_of(entry.reference))
+        key = around, entry.port.name, entry.reference.name
         groups.setdefault((*key, frozenset(ours), frozenset(theirs)), []).append(at)
     made = list(entries)
     for one, other in combinations(groups, 2):
@@ -213,15 +221,24 @@ def _roles(entries: list[Entry], at: int, side: Tensors) -> dict[Piece, str]:
     parts: dict[tuple[str, tuple[Cut, ...]], dict[str, list[Piece]]] = {}
     for entry in entries:
         piece, partner = (entry.reference, entry.port)[:: 1 - 2 * at]
-        if piece.cuts and not piece.cuts[-1].index:
-            layer = tuple(cut for cut in piece.cuts if cut.index and not cut.axis)
-            parts.setdefault((piece.name, layer), {}).setdefault(partner.name, []).append(piece)
+        if _part_of(piece):
+            whole = piece.name, _layer_of(piece)
+            parts.setdefault(whole, {}).setdefault(partner.name, []).append(piece)
     found: dict[Piece, str] = {}
     for (name, _), partners in parts.items():
-        groups = sorted(partners.values(), key=lambda group: min(p.cuts[-1].start for p in group))
+        groups = sorted(partners.values(), key=lambda group: min(map(_part_of, group)))
         for role, group in zip(names.roles(side.spelt[name], len(groups)), groups):
             found |= dict.fromkeys(group, role)
     return found
+
+
+def _layer_of(piece: Piece) -> tuple[Cut, ...]:
+    return tuple(cut for cut in piece.cuts if cut.index and not cut.axis)
+
+
+def _part_of(piece: Piece) -> list[int]:
+    """Where a piece that is a part of what is fused begins; [] of one that is whole, or a layer."""
+    return [cut.start for cut in piece.cuts if not cut.index][-1:]
 
 
 def _words(piece: Piece, side: Tensors, roles: dict[Piece, str]) -> frozenset[str]:

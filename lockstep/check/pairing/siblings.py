@@ -11,6 +11,7 @@ GATED = {  # act(gate x) * up x, and down: of Meta's models, and of T5's
     ("w1", "w3", "w2"): ("gate", "up", "down"),
     ("wi_0", "wi_1", "wo"): ("gate", "up", "down"),
 }
+FUSED = {("w13", "w2"): ("gate_up", "down")}
 NORMS = (  # before and behind attention, and the feed-forward part: of Gemma's models
     "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm",
     "pre_attention_norm post_attention_norm pre_ffw_norm post_ffw_norm",
@@ -57,6 +58,9 @@ def _together(children: Children, shapes: Shapes) -> Iterator[tuple[str, str]]:
     for around in map(str.split, NORMS):
         if children.keys() >= {*around}:
             yield from zip(around, SANDWICH)
+    for pair, meant in FUSED.items():
+        if children.keys() >= {*pair}:
+            yield from zip(pair, meant)
     for unit, meanings in GATED.items():
         if not children.keys() >= {*unit}:
             continue
