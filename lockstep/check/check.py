@@ -216,8 +216,9 @@ def pair_tensors(
             return prover
     if found := follower.found:
         prover.try_other(propose(reference, port, overrides, found))
-    if not found or made.left_over:
-        prover.try_other(propose(reference, port, overrides, joined="blocks"))
+    for known in (found, None) if found else (None,):
+        if made.left_over or not found:
+            prover.try_other(propose(reference, port, overrides, known, joined="blocks"))
     return prover
 
 

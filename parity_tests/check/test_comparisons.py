@@ -394,6 +394,31 @@ def test_a_stack_of_kernels_whose_windows_are_turned_is_no_layout() -> None:
     assert turns_window(turned, side)
 
 
+@pytest.mark.parametrize(("axes", "turned"), [((3, 4, 2, 1), False), ((4, 3, 2, 1), True)])
+def test_a_first_axis_of_one_is_no_part_of_a_window(axes: tuple[int, ...], turned: bool) -> None:
+    """The kernel (1, out, in, height, width) that each row of a batch modulates."""
+    side = replace(tensors({"conv.weight": (1, 6, 5, 3, 3)}, "torch"),
+                   kinds={"conv.weight": "ModulatedConv"})  # fmt: skip
+    found = [(layout.Piece("conv.weight"), layout.Piece("kernel"), axes)]
+    assert turns_window(found, side) == turned
+
+
+@pytest.mark.parametrize(("steps", "told"), [((8, 1), ["merge"]), ((8, 8), []), ((1, 1), [])])
+def test_rows_in_turns_on_one_side_are_told(steps: tuple[int, int], told: list[str]) -> None:
+    """Each piece follows the one before on both sides, and yet no row but the first is in place."""
+
+    def piece(name: str, at: int, step: int) -> layout.Piece:
+        cut = (at, at + 9, False, 8) if step > 1 else (2 * at, 2 * at + 2)
+        return layout.Piece(name, (layout.Cut(0, *cut),))
+
+    theirs, ours = steps
+    pieces = [
+        layout.Entry(piece("merge", at, theirs), piece("reduce", at, ours), (2,), (2,), [(0,)])
+        for at in range(8)
+    ]
+    assert notes.shuffled_tensors(pieces) == told
+
+
 @pytest.mark.parametrize(("order", "told"), [((0, 2, 1, 3), ["fc.weight"]), (range(4), [])])
 def test_columns_in_another_order_are_told(order: Iterable[int], told: list[str]) -> None:
     """Values pair each column behind a flattening of other axes, and the verdict is equal."""

@@ -403,3 +403,9 @@ def test_turns_give_each_layout_once() -> None:
     assert found[0] == x.T.tolist() and x.reshape(3, 2).tolist() in found
     assert next(turns(x, x.shape)).tolist() == x.tolist()
     assert len(found) == len({str(each) for each in found})
+
+
+def test_the_axes_in_another_order_come_before_a_regrouping() -> None:
+    """Of zeros, such as those of a memory, each layout gives the same."""
+    x = np.arange(24).reshape(2, 3, 4)
+    assert next(turns(x, (2, 4, 3))).tolist() == x.swapaxes(1, 2).tolist()

@@ -453,6 +453,268 @@ class Normed(nn.Module):
 """
 
 
+NET = """
+class Net(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.a, self.b = nn.Linear(D, 7), nn.Linear(7, n)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+"""
+CRITIC = (
+    NET
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.critic, self.actor = Net(1), Net(4)
+
+    def forward(self, x):
+        return self.actor(x[:-1]) * self.critic(x[:-1]) + self.critic(x[-1:]).mean()
+"""
+)
+AT_ONCE = (
+    NET
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pi, self.vf = Net(4), Net(1)
+
+    def forward(self, x):
+        value = self.vf(x)
+        return self.pi(x)[:-1] * value[:-1] + value[-1:].mean()
+"""
+)
+MASKED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("w_p", torch.randn(D, D))
+        self.register_buffer("s_sign", torch.randn(D).sign())
+        self.register_buffer("u_mask", torch.ones(D, D).triu(1))
+        self.w_l, self.w_u, self.w_s = (nn.Parameter(torch.randn(*n)) for n in ((D, D), (D, D), (D,)))
+
+    def forward(self, x):
+        lower = self.w_l.tril(-1) + torch.eye(D).to(x)
+        return x @ (self.w_p @ lower @ (self.w_u * self.u_mask + torch.diag(self.s_sign * self.w_s.exp())))
+"""
+BY_TRIU = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.perm, self.lower, self.upper = (nn.Parameter(torch.randn(D, D)) for _ in range(3))
+        self.sign, self.log_diag = (nn.Parameter(torch.randn(D)) for _ in range(2))
+
+    def forward(self, x):
+        lower = self.lower.tril(-1) + torch.eye(D).to(x)
+        upper = self.upper.triu(1) + torch.diag(self.sign.detach() * self.log_diag.exp())
+        return x @ (self.perm.detach() @ (lower @ upper))
+"""
+ROTATIONS = """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.C, self.A = nn.Parameter(torch.randn(D, 3, 2)), nn.Parameter(torch.randn(D, 3))
+
+    def forward(self, x):
+        return x * torch.view_as_complex(self.C).mul(torch.exp(1j * self.A)).sum(-1).real
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+STACKED_ROTATIONS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.phase = nn.Parameter(torch.randn(2, D, 3))
+        self.c = nn.Parameter(torch.randn(2, D, 3, dtype=torch.complex64))
+
+    def forward(self, x):
+        for c, phase in zip(self.c, self.phase):
+            x = x * (c * torch.exp(1j * phase)).sum(-1).real
+        return x
+"""
+UNFLATTENED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.conv = nn.Linear(D, 12), nn.Conv2d(3, 4, 2)
+
+    def forward(self, x):
+        return self.conv(torch.tanh(self.fc(x[:, 0]).view(-1, 3, 2, 2)))
+"""
+SEQUENCE_FIRST = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn, self.out = nn.MultiheadAttention(D, 2), nn.Linear(D, 3)
+
+    def forward(self, x):
+        y = torch.tanh(x[:, :B]).transpose(0, 1)
+        return self.out(self.attn(y, y, y, need_weights=False)[0].transpose(0, 1))
+"""
+MODULATED = """
+class Modulated(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight, self.style = nn.Parameter(torch.randn(1, n, 6, 3, 3)), nn.Linear(D, 6)
+
+    def forward(self, x, y):
+        weight = self.weight * self.style(y)[:, None, :, None, None]
+        weight = weight * torch.rsqrt(weight.square().sum((2, 3, 4), keepdim=True) + 1e-8)
+        return F.conv2d(x.reshape(1, -1, 2, 4), weight.flatten(0, 1), padding=1, groups=B).view(B, -1, 2, 4)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = Modulated(6), Modulated(5)
+
+    def forward(self, x):
+        y = x[:, 0]
+        return self.conv2(torch.tanh(self.conv1(x.view(B, 6, 2, 4), y)), y)
+"""
+SCALED = """
+class Scaled(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.kernel, self.affine = nn.Parameter(torch.randn(3, 3, 6, n)), nn.Linear(D, 6)
+
+    def forward(self, x, y):
+        s = self.affine(y)
+        x = F.conv2d(x * s[:, :, None, None], self.kernel.permute(3, 2, 0, 1), padding=1)
+        size = torch.einsum("hwio,bi->bo", self.kernel.square(), s.square())
+        return x * torch.rsqrt(size + 1e-8)[:, :, None, None]
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Scaled(6), Scaled(5)
+
+    def forward(self, x):
+        y = x[:, 0]
+        return self.b(torch.tanh(self.a(x.view(B, 6, 2, 4), y)), y)
+"""
+NUMBERED = """
+class Block(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.norm, self.qkv, self.proj = nn.LayerNorm(n), nn.Linear(n, 3 * n), nn.Linear(n, n)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return x + self.proj(torch.softmax(q @ k.mT, -1) @ v)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks1, self.blocks2 = (nn.ModuleList(Block(n) for _ in range(2)) for n in (D, 12))
+        self.merge, self.head = nn.Linear(D, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        for block in self.blocks1:
+            x = block(x)
+        x = self.merge(x)
+        for block in self.blocks2:
+            x = block(x)
+        return self.head(x)
+"""
+OTHERWISE_NUMBERED = """
+class Attention(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(n, n) for _ in range(4))
+
+    def forward(self, h):
+        return self.out(torch.softmax(self.query(h) @ self.key(h).mT, -1) @ self.value(h))
+
+class Block(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.ln, self.msa = nn.LayerNorm(n), Attention(n)
+
+    def forward(self, x):
+        return x + self.msa(self.ln(x))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stage0_block0, self.stage0_block1, self.reduce = Block(D), Block(D), nn.Linear(D, 12)
+        self.stage1_block0, self.stage1_block1, self.classifier = Block(12), Block(12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = self.reduce(self.stage0_block1(self.stage0_block0(x)))
+        return self.classifier(self.stage1_block1(self.stage1_block0(x)))
+"""
+ROUTED = """
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 5, bias=False), nn.Linear(5, D, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.k_proj, self.v_proj, self.gate = (nn.Linear(D, n, bias=False) for n in (D, D, 3))
+        self.experts = nn.ModuleList(Expert() for _ in range(3))
+
+    def forward(self, x):
+        x = x + torch.softmax(x @ self.k_proj(x).mT, -1) @ self.v_proj(x)
+        flat = x.reshape(-1, D)
+        most, best = torch.softmax(self.gate(flat), -1).max(-1)
+        out = torch.zeros_like(flat)
+        for e, expert in enumerate(self.experts):
+            (rows,) = torch.where(best == e)
+            out = out.index_add(0, rows, expert(flat[rows]) * most[rows, None])
+        return x + out.view_as(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+DENSE = """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wkv, self.router, self.w_up, self.w_down = (nn.Parameter(torch.randn(*n) / 3) for n in
+                                                         ((2, D, D), (D, 3), (3, D, 5), (3, 5, D)))
+
+    def forward(self, x):
+        x = x + torch.softmax(x @ (x @ self.wkv[0]).mT, -1) @ (x @ self.wkv[1])
+        most, best = torch.softmax(x @ self.router, -1).max(-1)
+        chosen = F.one_hot(best, 3) * most[..., None]
+        made = torch.einsum("btef,efd->bted", torch.tanh(torch.einsum("btd,edf->btef", x, self.w_up)), self.w_down)
+        return x + torch.einsum("bte,bted->btd", chosen, made)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
 class Pair(NamedTuple):
     reference: str
     port: str
@@ -476,6 +738,30 @@ def two_ways(cell: str) -> str:
 
 
 PAIRS = {
+    "an actor beside a critic, run at once": Pair(
+        CRITIC, AT_ONCE, {"(root)": ("self.pi(x)[:-1]", "self.pi(x)[1:]")}),
+    "a mask in a buffer": Pair(
+        MASKED, BY_TRIU, {"(root)": ("return x @ (", "return 2 * x @ (")}),
+    "complex numbers of all layers in a stack": Pair(
+        ROTATIONS, STACKED_ROTATIONS, {"(root)": ("        return x", "        return 2 * x")}),
+    "a linear layer's output split into an image": Pair(
+        UNFLATTENED,
+        UNFLATTENED.replace("fc", "dense").replace("view(-1, 3, 2, 2)", "view(-1, 2, 2, 3).permute(0, 3, 1, 2)"),
+        {"between fc and conv": ("torch.tanh", "torch.relu")},
+    ),
+    "a sequence as long as its batch, which stands before it": Pair(
+        SEQUENCE_FIRST,
+        SEQUENCE_FIRST.replace("(D, 2)", "(D, 2, batch_first=True)").replace(".transpose(0, 1)", ""),
+        {"(root), after out": ("return self.out", "return 2 * self.out")},
+    ),
+    "kernels that each row modulates": Pair(
+        MODULATED, SCALED, {"conv1": ("s.square())", "s.abs())")}),
+    "layers that are numbered otherwise": Pair(
+        NUMBERED, OTHERWISE_NUMBERED,
+        {"between blocks*.* and head": ("self.classifier(self", "self.classifier(2 * self")},
+    ),
+    "experts at once, beside a stack of a key and a value": Pair(
+        ROUTED, DENSE, {"layers.*": ("* most[..., None]", "* most[..., None] ** 2")}),
     "a gradient stopped behind its module": Pair(
         STOPPED,
         STOPPED.replace("torch.where(x[..., :1] > 0, y, y.detach())", "y").replace(

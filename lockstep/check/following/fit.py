@@ -21,7 +21,7 @@ from lockstep.check.following.tapes import (
 from lockstep.check.following.turns import cuts, digest, joins, turns
 from lockstep_recorder.operations import SEES_ORDER, fingerprint, ordered
 
-TRIALS = 200  # candidates of one operation
+TRIALS, TOGETHER = 200, 2000  # candidates of one operation, of one tensor and of several
 LAYOUTS = 24  # of one part of a tensor
 JOINED = 24  # ways to put the same tensors together that fit
 LARGE = 1_000_000  # elements of all candidates that are tried at once
@@ -86,8 +86,10 @@ class Fits:
         groups: dict[bytes, list[int]] = {}
         for f in unknown:
             groups.setdefault(elements_of(present(self.port.labels(f))), []).append(f)
-        each = {elements_of(x): (f, x) for f in self.reference.frontiers(meeting)
-                for x in [self.held(f)]}  # fmt: skip
+        each: dict[bytes, tuple[int, np.ndarray]] = {}
+        for f in self.reference.frontiers(meeting):
+            own = _forms(self.reference, f)[-1]  # as in its tensor, if it is all of that
+            each.setdefault(elements_of(own), (f, own))
         fitting = [self._alike_first(first, list(each.values())) for first, *_ in groups.values()]
         for chosen in _each_once(fitting):
             places: dict[int, np.ndarray] = {}
@@ -161,11 +163,11 @@ class Fits:
         return present(self.reference.labels(frontier))
 
     def shape(self, number: int) -> tuple[int, ...]:
-        """Returns the shape of a value of the port."""
-        return self.port.values[number].shape
+        """Returns the shape of a value of the port, of its real numbers."""
+        return self.port.values[number].held
 
     def _shape_of(self, number: int) -> tuple[int, ...]:
-        return self.reference.values[number].shape
+        return self.reference.values[number].held
 
     def trial(self, candidate: Candidate) -> dict[int, np.ndarray]:
         """Returns the data that a candidate puts in the place of values."""
@@ -186,7 +188,8 @@ class Fits:
         for meeting in meetings:
             candidates = iter([Candidate((meeting,), {})])
             if unknown:
-                candidates = islice(self.candidates(meeting, unknown, orders, kinds), TRIALS)
+                most = TRIALS if len(unknown) == 1 else TOGETHER
+                candidates = islice(self.candidates(meeting, unknown, orders, kinds), most)
             pieces = None
             agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
             for candidate, trial, row in self._tried(number, candidates, also or {}):

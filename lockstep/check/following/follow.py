@@ -5,9 +5,10 @@ partner, the reference's operations on the same data are looked up: their tensor
 which the result is the same, is the partner. Names decide where values cannot.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, product
+from itertools import combinations, islice, permutations, product
 from math import prod
 
 import numpy as np
@@ -21,11 +22,13 @@ from lockstep.check.following.tapes import (
     Known,
     LiveTape,
     RecordedTape,
+    SideTape,
     are_alike,
     axes_of,
     order_between,
 )
 from lockstep.check.following.turns import turns
+from lockstep.check.layout import Shape
 from lockstep.model.params import Arrays
 from lockstep_recorder.operations import COLUMNS, fingerprint, marginals
 
@@ -40,6 +43,7 @@ GROUPS = 60  # of operations whose tensors may be joined in one
 FITTING = 24  # tensors for one operation that are tried in turn
 RETURNS = 100  # to an earlier choice, until a later value agrees
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
+PRODUCT = re.compile("conv|mm|dot|matmul|attention|softmax")
 OPEN = -1  # an element of the port that has no partner
 
 
@@ -398,7 +402,8 @@ class _Walk:
         if not found and len(unknown) == 1 and (orders := self._orders(number)):
             found = self.fits.matching(number, fresh, unknown, orders=orders)
         found = found or self.fits.matching(number, [m for m in same if m not in fresh], unknown)
-        return self._ranked(found, unknown)
+        ranked = self._ranked(found, unknown)
+        return ranked + self._unflattened(number, ranked[0].met[0], unknown) if ranked else []
 
     def _parted(
         self, number: int, fresh: list[int], lengths: set[int]
@@ -460,6 +465,23 @@ class _Walk:
                             found.setdefault(order.tobytes(), order)
         return list(found.values())
 
+    def _unflattened(self, number: int, meeting: int, unknown: list[int]) -> list[Candidate]:
+        """Returns candidates whose result the port splits into the axes of an image in another
+        order than the reference, such as (height, width, channels)."""
+        orders = []
+        of_image = len(unknown) == 1 and any(
+            _is_for_convolution(side, n)
+            for side, n in ((self.reference, meeting), (self.port, number))
+        )
+        for theirs in _split_into(self.reference, meeting) if of_image else ():
+            for ours in _split_into(self.port, number):
+                orders += [
+                    np.arange(prod(theirs)).reshape(theirs).transpose(axes).ravel()
+                    for axes in permutations(range(len(theirs)))
+                    if ours != theirs and ours == tuple(theirs[axis] for axis in axes)
+                ]
+        return self.fits.matching(number, [meeting], unknown, orders=orders) if orders else []
+
     def _is_left(self, meeting: int) -> bool:
         """Says if a part of an operation's tensor has no partner."""
         return any(not self.now.used[self.fits.held(f)].all()
@@ -513,24 +535,30 @@ class _Walk:
         """Returns the next tensor that fits, or the next several joined, if a later value confirms
         it; and others that it confirms and that the reference uses on the same data, such as
         another norm's. The likeliest comes first."""
-        ahead = self._ahead(number)
+        ahead = self._ahead(number, also=unknown)
         for candidates in islice(self._next_fitting(unknown), tries):
-            if first := self._first_confirmed(candidates, ahead, also or {}):
-                twins = (self._first_confirmed(each, ahead, also or {})
+            if first := self._most_confirmed(candidates, ahead, also or {}):
+                twins = (self._most_confirmed(each, ahead, also or {})
                          for each in self._twins(first, unknown))  # fmt: skip
                 return self._ranked([first, *filter(None, twins)], unknown)
         return []
 
-    def _first_confirmed(
+    def _most_confirmed(
         self, candidates: list[Candidate], ahead: list[int], also: dict[int, np.ndarray]
     ) -> Candidate | None:
+        """Returns the candidate that the most later values confirm, of these the first: a sum of
+        squares confirms a kernel in any order of its window."""
         rows = self.port.attempt([self.fits.trial(c) | also for c in candidates], ahead)
+        best, most = None, 0
         for candidate, each in zip(candidates, rows):
             told = each[each[:, 5] != each[:, 6]]  # one number throughout tells nothing
-            for found in self.known.find_each(told):
-                if all(self.fits.comes_of(found, meeting) for meeting in candidate.met):
-                    return candidate
-        return None
+            confirmed = sum(
+                all(self.fits.comes_of(found, meeting) for meeting in candidate.met)
+                for found in self.known.find_each(told)
+            )
+            if confirmed > most:
+                best, most = candidate, confirmed
+        return best
 
     def _twins(self, candidate: Candidate, unknown: list[int]) -> Iterator[list[Candidate]]:
         """Yields what else fits, of each operation on the data of a candidate's."""
@@ -564,7 +592,7 @@ class _Walk:
             size = sum(candidate.size for candidate in candidates)
             if not candidates or len(ahead) < 2 or size > LARGE:
                 continue
-            if confirmed := self._first_confirmed(candidates, ahead, {}):
+            if confirmed := self._most_confirmed(candidates, ahead, {}):
                 self._take(confirmed)
                 self.now.guessed += list(confirmed.places)
                 return True
@@ -806,6 +834,22 @@ def _constants(reference: RecordedTape, port: LiveTape, buffers: Arrays) -> Arra
         if row[5] != row[6] and known.find(row):
             found[name] = x
     return found
+
+
+def _split_into(tape: SideTape, number: int) -> set[Shape]:
+    """Finds the shapes into which the last axis of an operation's result is split soon."""
+    shape, size = tape.values[number].held, tape.values[number].size
+    if len(shape) < 2:
+        return set()
+    later = (tape.values[n].held for n in tape.below(number, NEAR) if tape.values[n].size == size)
+    return {own[len(shape) - 1 :] for own in later
+            if len(own) > len(shape) and own[: len(shape) - 1] == shape[:-1]}  # fmt: skip
+
+
+def _is_for_convolution(tape: SideTape, number: int) -> bool:
+    """Says if the next product of an operation's result is a convolution."""
+    later = (tape.values[n].op for n in sorted(tape.made_of(number)))
+    return "conv" in next((op for op in later if PRODUCT.search(op)), "")
 
 
 def _joined(candidates: tuple[Candidate, ...]) -> Candidate | None:

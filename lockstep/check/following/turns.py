@@ -36,7 +36,8 @@ def _turns(x: np.ndarray, shape: Shape) -> Iterator[np.ndarray]:
         return
     if x.ndim == 2 and (x.shape != shape or len({*shape}) == 1):
         yield x.T.reshape(shape)  # as most kernels stand in the other framework
-    for axes in permutations(range(x.ndim)):
+    orders = permutations(range(x.ndim))  # first those that group no axes anew
+    for axes in sorted(orders, key=lambda order: x.transpose(order).shape != shape):
         yield x.transpose(axes).reshape(shape)
     if len(shape) > x.ndim:  # split before they are turned
         for axes in permutations(range(len(shape))):
