@@ -209,6 +209,16 @@ TWICE = (
     .replace("[]\n", "[]\n        key = self.key(x[:, 0])\n")
     .replace("append(self.key(x[:, 0])", "append(key")
 )
+CARRIED = STEPS.replace(
+    "= nn.Linear(12, 6)", "= nn.Linear(12, 6)\n        self.norm = nn.LayerNorm(6)"
+)
+CARRIED = CARRIED.replace(
+    "return torch.tanh(self.mix(torch.cat([x, h], -1)))",
+    """\
+c = h + torch.sin(self.mix(torch.cat([x, h], -1)))
+        y = torch.tanh(self.norm(c))
+        return c, y""",
+).replace("h = self.cell(x[:, t], h)\n            y = h", "h, y = self.cell(x[:, t], h)")
 KEPT = """
 SIZE = (4, 6)
 
@@ -388,6 +398,13 @@ def test_gradients_of_a_value_that_one_side_gives_twice_are_summed() -> None:
         assert not any("stopped at another place" in note for note in result.notes)
         (root,) = check(reference, port, (".square().mean()", ".abs().mean()")).roots
         assert root.where == "loss" and ".abs().mean()" in root.lines[1]
+
+
+def test_a_call_too_many_is_paired_in_its_own_step() -> None:
+    """The second norm of a step was taken for the first of the next, and said to be left out."""
+    (root,) = check(CARRIED, CARRIED, ("return c, y", "return self.norm(c), y")).roots
+    assert root.where == "cell, after cell.norm"
+    assert root.cause == "the value of norm, for what norm is given"
 
 
 @pytest.mark.parametrize("padding", [True, False])

@@ -54,6 +54,7 @@ class Scene:
     weights: Arrays  # of the module itself, by the last word of their names
     framework: str
     batch: Arrays  # the first
+    given: Arrays  # by the name of an operand: what its module is given
     before: tuple[int, ...] = ()  # the shape of what a last linear layer is given
     last: tuple[np.ndarray, np.ndarray | None] | None = None  # its kernel and bias
 
@@ -97,7 +98,9 @@ def scenes_of(spot: Spot, evidence: Evidence) -> Iterator[Scene]:
     operands = _operands(around, before, calls)
     weights = _weights_of(spot.where, evidence) if leaf else {}
     scene = Scene(spot.rule, calls.kinds.get(spot.where, ""), spot.ours, spot.theirs, operands,
-                  weights, evidence.framework, evidence.reference.group("batch/0"))  # fmt: skip
+                  weights, evidence.framework, evidence.reference.group("batch/0"),
+                  {name: calls.arrays[f"in/{name}"] for name in operands
+                   if f"in/{name}" in calls.arrays})  # fmt: skip
     yield scene
     if leaf and spot.where in evidence.trial.tapped:
         inner, operands = spot.where, _operands(parents[spot.where], spot.where, calls)

@@ -194,6 +194,10 @@ def rearranged(scene: Scene) -> Cause | None:
             )
     for name, operand in reversed(scene.operands.items()):
         if fits(operand, scene.ours, scene.bound):
+            if fits(scene.given.get(name), scene.theirs, scene.bound):
+                of = _last(name)
+                return Cause("sum of operands", f"the value of {of}, for what {of} is given",
+                             f"leave {of} out here")  # fmt: skip
             return Cause(
                 "left out", f"the value of {_last(name)}, unchanged", "something is left out here"
             )

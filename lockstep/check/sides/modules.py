@@ -164,10 +164,16 @@ def _tensors_held(
 
 
 def _align(r_calls: list[str], p_calls: list[str], reference: Calls, port: Calls) -> dict[str, str]:
-    """In order, where the outputs have one size; where one side has more, by values and names."""
+    """In order, where the outputs have one size; where one side has more, within each call around
+    them, by values and names."""
     pairs: dict[str, str] = {}
     free = list(r_calls)
     in_order = len(r_calls) == len(p_calls)
+    within = [] if in_order else [_by_parent(r_calls, reference), _by_parent(p_calls, port)]
+    if within and len(within[0]) == len(within[1]) > 1:
+        for theirs, ours in zip(*within):
+            pairs |= _align(theirs, ours, reference, port)
+        return pairs
     if not in_order:
         for p in p_calls:
             alike = [r for r in free if _is_one_value(p, r, reference, port)]
@@ -182,6 +188,14 @@ def _align(r_calls: list[str], p_calls: list[str], reference: Calls, port: Calls
             r = pairs[p] = max(fits, key=lambda r: _likeness(p, r, reference, port))
             free = free[free.index(r) + 1 :] if in_order else [x for x in free if x != r]
     return pairs
+
+
+def _by_parent(calls: list[str], side: Calls) -> list[list[str]]:
+    """Groups calls by the call inside which they are, in order."""
+    parents, found = side.parents(), dict[str, list[str]]()
+    for call in calls:
+        found.setdefault(parents[call], []).append(call)
+    return [*found.values()]
 
 
 def _likeness(p: str, r: str, reference: Calls, port: Calls) -> float:
