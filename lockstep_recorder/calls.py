@@ -36,3 +36,11 @@ class CallLog:
             return ""
         self.events.append("-" + call)
         return call
+
+    def drop(self, call: str) -> None:
+        """Forgets a call that has just ended, as if it had not been."""
+        self.events = [event for event in self.events if event[1:] != call]
+        self.arrays = {key: x for key, x in self.arrays.items()
+                       if key.partition("/")[2].partition(":")[0] != call}  # fmt: skip
+        self.count[call.partition("#")[0]] -= 1
+        del self.kinds[call]

@@ -1,10 +1,14 @@
 """Programs that recompute: the recorder sees each call once, and mends no gradient."""
 
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from lockstep.check import report
+from lockstep_recorder.tape import Tape, level_of
 from parity_tests.check.inside import START, check_inside, record_inside
 
 PROGRAM = START + """
@@ -82,3 +86,22 @@ def test_gradients_that_hooks_change_are_those_of_a_run_without(tmp_path: Path) 
     rung = next(rung for rung in result.rungs if rung.number == "3")
     assert not rung.spots
     assert any("the recorder's hooks change" in note for note in result.notes)
+
+
+def test_a_look_at_a_body_before_it_runs_is_no_call() -> None:
+    """As of Flax's scan: a module in it may be given what is no value of the body."""
+    tape = Tape()
+
+    def program(x: Any) -> Any:
+        tape.traces.add(level_of(x._trace))
+
+        def body(weights: Any) -> Any:
+            ((given,), _) = tape.begin("key", "Dense", ((x,), {}))
+            return tape.end(given @ weights)
+
+        jax.make_jaxpr(body)(jnp.ones((3, 2)))
+        return body(jnp.ones((3, 2)))
+
+    jax.make_jaxpr(program)(jnp.ones((2, 3)))
+    assert tape.calls.events == ["+key", "-key"]
+    assert {*tape.calls.arrays} == {"in/key", "act/key"} and tape.calls.kinds == {"key": "Dense"}
