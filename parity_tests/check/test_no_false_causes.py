@@ -219,6 +219,30 @@ c = h + torch.sin(self.mix(torch.cat([x, h], -1)))
         y = torch.tanh(self.norm(c))
         return c, y""",
 ).replace("h = self.cell(x[:, t], h)\n            y = h", "h, y = self.cell(x[:, t], h)")
+HINGE = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.out = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        x = torch.tanh(self.lin(x))
+        return self.out(x)
+
+
+def loss(model, batch):
+    y = model(batch["x"])
+    a, b = F.relu(9 - y).mean(), F.relu(9 + model(batch["z"])).mean()
+    return a + b
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"x": draw.normal(size=(4, 6)), "z": draw.normal(size=(4, 6))}
+"""
+)
 KEPT = """
 SIZE = (4, 6)
 
@@ -398,6 +422,40 @@ def test_gradients_of_a_value_that_one_side_gives_twice_are_summed() -> None:
         assert not any("stopped at another place" in note for note in result.notes)
         (root,) = check(reference, port, (".square().mean()", ".abs().mean()")).roots
         assert root.where == "loss" and ".abs().mean()" in root.lines[1]
+
+
+@pytest.mark.parametrize(
+    ("head", "cancels"),
+    [("self.out(x)", True), ("F.linear(x, self.out.weight, self.out.bias.detach())", False)],
+)
+def test_a_gradient_whose_terms_cancel_is_not_said_to_be_none(head: str, cancels: bool) -> None:
+    """That of a bias, which a hinge on real and on made data pulls both ways."""
+    reference = HINGE.replace("self.out(x)", head)
+    bias = "model.out.bias.mean() - model.out.bias.mean().detach()"
+    result = check_pair(reference, reference, ("return a + b", f"return a + b + {bias}"))
+    (root,) = [root for root in result.roots if "out.bias" in root.names]
+    assert (root.entry == "gradient not stopped") != cancels
+    assert any("terms cancel" in hint for hint in root.hints) == cancels
+
+
+def test_one_number_of_a_gradient_is_explained_with_all_other_gradients_or_not() -> None:
+    """A stop of the made data's hinge gives the bias the port's gradient, and no other tensor."""
+    frozen = HINGE.replace("return self.out(x)", "x = self.out(x)\n        return x + self.shift")
+    frozen = frozen.replace(
+        "nn.Linear(6, 1)", "nn.Linear(6, 1)\n        self.shift = nn.Parameter(torch.zeros(1))"
+    )
+    frozen = frozen.replace(
+        "    return a + b",
+        """\
+    model.requires_grad_(False)
+    c = model(batch["z"]).mean()
+    model.requires_grad_(True)
+    return a + b - c""",
+    )
+    thawed = ("    model.requires_grad_(False)\n", "")
+    roots = check_pair(frozen, frozen, thawed).roots
+    assert "shift" in [name for root in roots for name in root.names]
+    assert not any(root.cause for root in roots), [root.cause for root in roots]
 
 
 def test_a_call_too_many_is_paired_in_its_own_step() -> None:

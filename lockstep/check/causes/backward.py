@@ -4,7 +4,11 @@ import numpy as np
 
 from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.causes.glue import factor_between, name_factor
+from lockstep.check.following.apart import STOPS
+from lockstep.check.following.tapes import RecordedTape
 from lockstep.check.roots.locate import Root
+from lockstep.check.rungs import Spot
+from lockstep.errors import UserError
 
 
 def explain(root: Root, evidence: Evidence) -> Cause | None:
@@ -23,6 +27,9 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
             return Cause("stopped carry", text, remedy)
         return Cause("no gradient", "no gradient arrives here", remedy)
     if arrives and not wanted:
+        if any(_cancels(each, evidence) for each in root.spots):
+            root.hints.append("the reference's gradient is zero because its terms cancel")
+            return None
         remedy = "stop the gradient as the reference does"
         return Cause("gradient not stopped", "the reference has no gradient here", remedy)
     factors = [factor_between(s.ours, s.theirs) for s in root.spots
@@ -33,3 +40,23 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
                      f"{name} times the reference's gradient, the forward pass being right",
                      f"multiply by {1 / factors[0]:.6g}")  # fmt: skip
     return None
+
+
+def _cancels(spot: Spot, evidence: Evidence) -> bool:
+    """Says if a tensor of the reference has a gradient of zero, though some arrives at its uses."""
+    if spot.rule != "gradient":
+        return False
+    try:
+        reference = evidence.reference
+        tape = RecordedTape(reference.about.get("tape", {}), reference.arrays)
+    except UserError:
+        return False
+    number = tape.numbers.get(spot.where.partition("[")[0])
+    stack = [number] if number in tape.cotangents else []
+    while stack:
+        for user in tape.users[stack.pop()]:
+            if user not in tape.cotangents and tape.values[user].op not in STOPS:
+                stack.append(user)
+            elif user in tape.cotangents and tape.cotangents[user][3] > 0:
+                return True
+    return False

@@ -161,16 +161,20 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
                      and side.makes(root, where)]  # fmt: skip
         left -= bool(open_ones) and side.is_alone(key)
         seen = side.run(key) if open_ones and left >= 0 else None
-        if seen is None or not any(side.explains(root, seen) for root in open_ones):
+        explained = [root for root in open_ones if seen is not None and side.explains(root, seen)]
+        if seen is None or not explained:
             continue
         if side.spoils(seen, open_ones[0].direction):
             continue
-        # One number in common fits what has nothing to do with it; gradients do not.
+        # One number in common fits what has nothing to do with it; more gradients do not.
         number = all(spot.rule == "loss" for root in open_ones for spot in root.spots)
         if number and side.leaves(seen, roots):
             continue
+        of_gradients = key[0] in OF_GRADIENTS and explained != open_ones
+        if of_gradients and all(map(_is_one_number, explained)):
+            continue
         if key[0] in OF_GRADIENTS and not key[3]:
-            key = side.narrow(key, [root for root in open_ones if side.explains(root, seen)])
+            key = side.narrow(key, explained)
         # Statistics that are not updated follow from those that are not used.
         for root in [r for r in roots if is_open(r) or r.entry == "running statistics"]:
             if side.explains(root, seen):
@@ -178,6 +182,10 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
                 text = f"{found.text}: {fact}" if fact else found.text
                 root.entry, root.cause, root.remedy = found.entry, text, found.remedy
                 root.changed = int(side.side == "port"), key[3].rpartition(":")[0]
+
+
+def _is_one_number(root: Root) -> bool:
+    return all(spot.theirs is not None and spot.theirs.size == 1 for spot in root.spots)
 
 
 def _gaps_of(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:

@@ -58,6 +58,8 @@ class Root:
         """Joins both places into one root; it has the causes of both."""
         told = self if self.cause else other
         causes = dict.fromkeys(filter(None, (self.cause, other.cause)))
+        if self.direction == "backward" and not (self.cause and other.cause):
+            causes = {f"{cause}: {list_some(told.names)}": None for cause in causes}
         remedies = dict.fromkeys(filter(None, (self.remedy, other.remedy)))
         return replace(
             self, where=f"{self.where}; {other.where}", spots=[*self.spots, *other.spots],
