@@ -154,7 +154,7 @@ def name_lines(
         if here:
             root.put_lines(_where_changed(root, here, [*fine, *coarse], sides))
     if forward and not any(root.lines for root in forward):
-        right = set[int]().union(*map(places.before, forward[0].spots))
+        right = set.intersection(*map(places.before, forward[0].spots))
         first = parts_for(forward[0])[:1]
         if any(part.number in right for part in first):  # what the walk cannot follow there
             first = follower.parts_with(weights, tolerance, bool(shown))
