@@ -145,7 +145,7 @@ def optaxs() -> dict[str, tuple[Any, dict[str, Any]]]:
                                   "adafactor", "bf16 moments", "clipped"])  # fmt: skip
 def test_a_rule_of_optax_is_found(name: str) -> None:
     jax = pytest.importorskip("jax")
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), nothing_narrower(("float32",), counts=True):
         transform, expected = optaxs()[name]
         found = solve.find_rules(history(lambda: by_optax(transform)))
     assert len(found) == 1
@@ -163,6 +163,21 @@ def test_a_count_of_steps_is_no_float32_in_float64() -> None:
         expected = theirs(draw(1), draw(2 + at))
         for name in ("thin", "pairs"):  # of three axes the libraries factor others
             np.testing.assert_allclose(changes[name], expected[name], rtol=1e-12)
+
+
+def test_what_an_adafactor_adds_to_the_squares_is_told() -> None:
+    """Gradients of 1e-12, at the least of their scales, show 1e-30 beside their squares."""
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    small = {"thin": 1e-6}
+    theirs = history(lambda: by_torch(lambda p: torch.optim.Adafactor(p, 1e-2)), scale_of=small)
+    with jax.enable_x64(True), nothing_narrower(("float32",), counts=True):
+        ours = history(lambda: by_optax(optax.adafactor(1e-2)), scale_of=small)
+    rules = solve.find_rules(theirs)
+    told = [optimizer._added_to_squares(*sides, rules, {"thin"})
+            for sides in ((theirs, ours), (ours, theirs), (theirs, theirs))]  # fmt: skip
+    assert [found and found.text for found in told] == [
+        optimizer.ADDED_TO_SQUARES, optimizer.LEAST_SQUARE, None
+    ]  # fmt: skip
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -478,6 +493,7 @@ def test_the_lines_that_take_a_function_s_place_are_torch_s(name: str) -> None:
 
 @pytest.mark.parametrize(("cause", "framework", "size", "expected"), [
     (optimizer.EPSILON_INSIDE, "jax", 1e-4, True), (optimizer.EPSILON_INSIDE, "jax", 1e-3, False),
+    (optimizer.ADDED_TO_SQUARES, "jax", 1e-6, True),
     (differ.NO_EPSILON, "jax", 1e-6, True), (differ.NO_EPSILON, "torch", 1e-6, False),
 ])  # fmt: skip
 def test_what_a_library_has_no_argument_for_is_no_fault_while_slight(

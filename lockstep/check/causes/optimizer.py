@@ -18,7 +18,7 @@ from lockstep.check.causes.differ import (
 )
 from lockstep.check.causes.evidence import LEFT, Cause, Evidence
 from lockstep.check.causes.glue import factor_between
-from lockstep.check.causes.rules import L2, TRUST, Sequence, directions, radams
+from lockstep.check.causes.rules import ADDED, L2, TRUST, Sequence, directions, radams
 from lockstep.check.causes.solve import (
     CLOSE,
     ONE,
@@ -27,6 +27,7 @@ from lockstep.check.causes.solve import (
     find_noisy,
     find_rules,
     histories,
+    misfit,
     norm_of,
 )
 from lockstep.check.roots.locate import Root, list_some
@@ -68,7 +69,29 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         return _with_lines(found, evidence)
     if not (their_rules and our_rules) and (found := _ratio_of_rates(root)):
         return found
+    if known and (found := _added_to_squares(theirs, ours, our_rules, wrong)):
+        return found
     root.hints.append(_say_unknown(root, their_rules, our_rules))
+    return None
+
+
+def _added_to_squares(
+    theirs: History, ours: History, rules: list[Rule], wrong: set[str]
+) -> Cause | None:
+    """Finds an epsilon that one Adafactor adds to the squares, where the other's is their least:
+    small gradients alone show it."""
+    options = [rule.options for rule in rules for name in wrong if name in rule.rate]
+    small = [side.get("1e-6", {}) for side in (theirs, ours)]
+    if not all(each["rule"] == "Adafactor" for each in options) or not all(small):
+        return None
+    without, beside = (
+        [max(misfit({**options[0], ADDED: added}, side[name]) for name in wrong) for side in small]
+        for added in (0.0, ADAFACTORS)
+    )
+    for side, text in enumerate((LEAST_SQUARE, ADDED_TO_SQUARES)):
+        other = 1 - side
+        if SURELY * beside[side] < without[side] and SURELY * without[other] < beside[other]:
+            return Cause("optimizer's eps is", text, BESIDE_EACH)
     return None
 
 
@@ -108,10 +131,14 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
 RISES = "let it rise again, too; or accept it (--accept) where no training goes on so far"
 EPSILON_INSIDE = "Adagrad's eps is inside the root, for outside the root"
 EPSILON_BEHIND = "RAdam's eps is outside the root, for before bias correction"
+ADAFACTORS, SURELY = 1e-30, 3  # optax's epsilon; of two misfits
+ADDED_TO_SQUARES = "Adafactor's eps is added to the squares, for their least"
+LEAST_SQUARE = "Adafactor's eps is the least square, for added to the squares"
+BESIDE_EACH = "leave it, for gradients below 1e-9 alone show it"
 # What a library has no argument for, by the port's.
 BESIDE = {
-    "jax": (NO_EPSILON, EPSILON_INSIDE, EPSILON_BEHIND),
-    "torch": (f"{CLIP_EPSILON} 1e-06, for 0.0",
+    "jax": (NO_EPSILON, EPSILON_INSIDE, EPSILON_BEHIND, ADDED_TO_SQUARES),
+    "torch": (f"{CLIP_EPSILON} 1e-06, for 0.0", LEAST_SQUARE,
               "Adagrad's eps is outside the root, for inside the root",
               "RAdam's eps is before bias correction, for outside the root"),
 }  # fmt: skip

@@ -21,6 +21,7 @@ AMSGRAD, CORRECTED = "largest square (AMSGrad)", "of corrected squares"  # as op
 L2 = "L2 in the gradient"
 TRUST = "update relative to the weights (LAMB, LARS)"
 BF16 = ("bfloat16, as with optax's mu_dtype", "bfloat16")
+ADDED = "added to the squares"  # what optax's Adafactor adds; torch's is their least
 LEAST = 1e-3  # by which Adafactor scales a tensor at least
 WEIGHTS, GRADIENT, CHANGE = range(3)  # columns of a tensor's own norms
 
@@ -314,13 +315,13 @@ def _adafactor(options: Options, s: Sequence) -> Iterator[np.ndarray]:
         return
     v = row = column = 0.0  # type: Any
     for step, (g, size) in enumerate(zip(s.whole, s.sizes), 1):
-        new = step ** -options["exponent of decay"]
+        new, g2 = step ** -options["exponent of decay"], g**2 + options.get(ADDED, 0.0)
         if options["squares"] == "factored" and g.ndim > 1:
-            row = (1 - new) * row + new * (g**2).mean(-1, keepdims=True)
-            column = (1 - new) * column + new * (g**2).mean(-2, keepdims=True)
+            row = (1 - new) * row + new * g2.mean(-1, keepdims=True)
+            column = (1 - new) * column + new * g2.mean(-2, keepdims=True)
             square = row @ column / row.mean(-2, keepdims=True)
         else:
-            square = v = (1 - new) * v + new * g**2
+            square = v = (1 - new) * v + new * g2
         with np.errstate(all="ignore"):
             y = g / np.sqrt(square)
             if options["updates of size 1 at most"]:

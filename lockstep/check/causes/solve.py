@@ -37,7 +37,6 @@ from lockstep.check.rungs import changes, labels_of
 DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
 FEW = 4  # elements: a rate and a decay fit two of any rule
 CLOSE = 1e-9  # relative: the weights' own rounding is left in an update
-FLOAT32 = 1e-6  # relative: optax computes Adafactor's decay in float32
 ROUNDING = 1e-15  # of a weight, in float64
 ALIKE = 1e-12  # relative: misfits of clips that are both rounding
 ONE = 1e-6  # relative: decays, or ratios of rates, that are one
@@ -237,10 +236,10 @@ def _with_clip(options: Options, wholes: list[Rows], pick: str) -> Rule | None:
     runs = [rows[pick] for rows in wholes]
     gathers = runs[0].parts is not None
     tried = ({**options, **clip, **at} for clip in clips(gathers) for at in places(options))
-    best, misfit = _best(tried, wholes, pick)
-    if best and misfit > CLOSE:  # any limit fits, none well
+    best, gap = _best(tried, wholes, pick)
+    if best and gap > CLOSE:  # any limit fits, none well
         other, left = _best(find_limits(options, gathers, runs), wholes, pick)
-        best = other if left < misfit else best
+        best = other if left < gap else best
     return _rates(best, wholes) if best else None
 
 
@@ -287,7 +286,7 @@ def _best(tried: Iterable[Options], wholes: list[Rows], pick: str) -> tuple[Opti
     of_pick = [rows[pick] for rows in wholes]
     fitting = [each for each in tried if all(_solve(each, s) is not None for s in of_pick)]
     shown = [s for rows in wholes for name, s in rows.items() if name not in find_noisy(rows)]
-    misfits = [max(*(_misfit(options, s) for s in shown), _rates_apart(options, of_pick))
+    misfits = [max(*(misfit(options, s, 0.0) for s in shown), _rates_apart(options, of_pick))
                for options in fitting]  # fmt: skip
     best = min(misfits, default=math.inf)
     known = ((o, gap) for o, gap in zip(fitting, misfits) if gap <= 3 * best + ALIKE)
@@ -335,10 +334,14 @@ def _rates_apart(options: Options, runs: list[Sequence]) -> float:
     return max(shares, default=0.0)
 
 
-def _misfit(options: Options, s: Sequence) -> float:
-    """Returns the share of the changes that the rule misses beyond rounding; 0 for another rule."""
+def misfit(options: Options, s: Sequence, of_another: float = math.inf) -> float:
+    """Returns the share of the changes that the rule misses beyond rounding.
+
+    Args:
+        of_another: what is returned where the rule does not give the changes.
+    """
     worst: list[float] = [0.0]
-    return max(worst) if _solve(options, s, worst) is not None else 0.0
+    return max(worst) if _solve(options, s, worst) is not None else of_another
 
 
 def _solve(
@@ -356,8 +359,7 @@ def _solve(
         if not size or not np.isfinite(size) or not np.isfinite(change).all():
             return None
         rounding = ROUNDING * np.linalg.norm(s.weights[step])
-        close = FLOAT32 if options["rule"] == "Adafactor" else CLOSE
-        bound = float(close * np.linalg.norm(change) + rounding)
+        bound = float(CLOSE * np.linalg.norm(change) + rounding)
         if _is_outside(direction / size, s.weights[step], change, 2 * bound):
             return None
         matrix = np.stack([-direction, -s.weights[step]], axis=1)
@@ -370,7 +372,7 @@ def _solve(
             return None
         if misfits is not None and change.any():
             misfits.append(max(float(rest - rounding), 0.0) / float(np.linalg.norm(change)))
-        smallest = max(10 * rounding, close * float(np.linalg.norm(change)))
+        smallest = max(10 * rounding, CLOSE * float(np.linalg.norm(change)))
         significant = abs(decay) * np.linalg.norm(s.weights[step]) > smallest
         rates.append(rate)
         decays.append(decay / rate if rate and significant else 0.0)
