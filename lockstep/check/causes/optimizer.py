@@ -82,7 +82,7 @@ def _added_to_squares(
     small gradients alone show it."""
     options = [rule.options for rule in rules for name in wrong if name in rule.rate]
     small = [side.get("1e-6", {}) for side in (theirs, ours)]
-    if not all(each["rule"] == "Adafactor" for each in options) or not all(small):
+    if {each["rule"] for each in options} != {"Adafactor"} or not all(small):
         return None
     without, beside = (
         [max(misfit({**options[0], ADDED: added}, side[name]) for name in wrong) for side in small]

@@ -188,8 +188,8 @@ class Fits:
         for meeting in meetings:
             candidates = iter([Candidate((meeting,), {})])
             if unknown:
-                most = TRIALS if len(unknown) == 1 else TOGETHER
-                candidates = islice(self.candidates(meeting, unknown, orders, kinds), most)
+                candidates = self.candidates(meeting, unknown, orders, kinds)
+                candidates = islice(candidates, self._most(unknown))
             pieces = None
             agreeing: list[tuple[Candidate, dict[int, np.ndarray]]] = []
             for candidate, trial, row in self._tried(number, candidates, also or {}):
@@ -205,6 +205,12 @@ class Fits:
                         break
             found += self._exactly(number, meeting, agreeing)
         return found
+
+    def _most(self, unknown: list[int]) -> int:
+        """Returns how many candidates are tried: more of several small tensors."""
+        size = sum(self.port.values[f].size for f in unknown)
+        few = len(unknown) == 1 or not size
+        return TRIALS if few else max(TRIALS, min(TOGETHER, 10 * LARGE // size))
 
     def _tried(
         self, number: int, candidates: Iterator[Candidate], also: dict[int, np.ndarray]
