@@ -27,8 +27,11 @@ class Spot(Finding):
     """A figure beyond its bound, and both sides' arrays for whoever looks for a cause.
 
     Its rule is what was compared: input, output, loss, state, cotangent, gradient, update, initial,
-    mapping or curve; it stands at a call or a tensor of the reference.
+    mapping or curve; it stands at a call or a tensor of the reference. Two are never equal: their
+    arrays could not be compared.
     """
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     rung: str
     port: str = ""  # the port's call or tensor

@@ -12,9 +12,9 @@ class Verdict(StrEnum):
     DIFFERENT = "different"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A statistic compared with its tolerance; two of one place are two, whatever they hold."""
+    """A statistic compared with its tolerance."""
 
     rule: str
     where: str  # the tensor or the step that the figure belongs to
