@@ -99,7 +99,7 @@ class Model:
                             is_leaf=lambda c: c is None)  # fmt: skip
 
     def transformation(self, made: Any) -> Any:
-        """What `optimizer` made, as an optax transformation of the parameters."""
+        """Returns what the user's `optimizer` made as an optax transformation of the parameters."""
         return made
 
     def loss(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
@@ -199,7 +199,12 @@ class NnxModel(Model):
         return nnx.merge(self.graph, params, self.state)
 
     def transformation(self, made: Any) -> Any:
-        """Of an `nnx.Optimizer` that of the variables which its `wrt` selects: no other moves."""
+        """Returns the optax transformation of an `nnx.Optimizer`: it moves the variables that its
+        `wrt` selects, and no others.
+
+        Raises:
+            Mistake: `wrt` selects variables that are no `nnx.Param`.
+        """
         from flax import nnx
 
         wrt = getattr(made, "wrt", nnx.Param)

@@ -406,6 +406,6 @@ def test_turns_give_each_layout_once() -> None:
 
 
 def test_the_axes_in_another_order_come_before_a_regrouping() -> None:
-    """Of zeros, such as those of a memory, each layout gives the same."""
+    """Each layout of a memory of zeros gives the same, so the first that is tried is taken."""
     x = np.arange(24).reshape(2, 3, 4)
     assert next(turns(x, (2, 4, 3))).tolist() == x.swapaxes(1, 2).tolist()

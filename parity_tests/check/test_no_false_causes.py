@@ -429,7 +429,7 @@ def test_gradients_of_a_value_that_one_side_gives_twice_are_summed() -> None:
     [("self.out(x)", True), ("F.linear(x, self.out.weight, self.out.bias.detach())", False)],
 )
 def test_a_gradient_whose_terms_cancel_is_not_said_to_be_none(head: str, cancels: bool) -> None:
-    """That of a bias, which a hinge on real and on made data pulls both ways."""
+    """A hinge loss on real and generated data pulls a bias both ways: its gradient is zero."""
     reference = HINGE.replace("self.out(x)", head)
     bias = "model.out.bias.mean() - model.out.bias.mean().detach()"
     result = check_pair(reference, reference, ("return a + b", f"return a + b + {bias}"))

@@ -512,15 +512,7 @@ class Model(nn.Module):
         upper = self.upper.triu(1) + torch.diag(self.sign.detach() * self.log_diag.exp())
         return x @ (self.perm.detach() @ (lower @ upper))
 """
-ROTATIONS = """
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.C, self.A = nn.Parameter(torch.randn(D, 3, 2)), nn.Parameter(torch.randn(D, 3))
-
-    def forward(self, x):
-        return x * torch.view_as_complex(self.C).mul(torch.exp(1j * self.A)).sum(-1).real
-
+TWO_LAYERS = """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -531,6 +523,18 @@ class Model(nn.Module):
             x = layer(x)
         return x
 """
+ROTATIONS = (
+    TWO_LAYERS
+    + """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.C, self.A = nn.Parameter(torch.randn(D, 3, 2)), nn.Parameter(torch.randn(D, 3))
+
+    def forward(self, x):
+        return x * torch.view_as_complex(self.C).mul(torch.exp(1j * self.A)).sum(-1).real
+"""
+)
 STACKED_ROTATIONS = """
 class Model(nn.Module):
     def __init__(self):
@@ -654,7 +658,9 @@ class Model(nn.Module):
         x = self.reduce(self.stage0_block1(self.stage0_block0(x)))
         return self.classifier(self.stage1_block1(self.stage1_block0(x)))
 """
-ROUTED = """
+ROUTED = (
+    TWO_LAYERS
+    + """
 class Expert(nn.Module):
     def __init__(self):
         super().__init__()
@@ -678,18 +684,11 @@ class Layer(nn.Module):
             (rows,) = torch.where(best == e)
             out = out.index_add(0, rows, expert(flat[rows]) * most[rows, None])
         return x + out.view_as(x)
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
 """
-DENSE = """
+)
+DENSE = (
+    TWO_LAYERS
+    + """
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -702,17 +701,8 @@ class Layer(nn.Module):
         chosen = F.one_hot(best, 3) * most[..., None]
         made = torch.einsum("btef,efd->bted", torch.tanh(torch.einsum("btd,edf->btef", x, self.w_up)), self.w_down)
         return x + torch.einsum("bte,bted->btd", chosen, made)
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
 """
+)
 
 
 class Pair(NamedTuple):
