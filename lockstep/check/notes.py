@@ -138,22 +138,28 @@ def _of_calls(
 ) -> list[str]:
     """Notes what is not seen of the model's output, and of other calls."""
     found = []
-    kinds = theirs.kinds
     taps = "tap" in trial.free.calls.kinds.values()
     if "(root)" in partnerless and taps and "(root)" not in trial.free.calls.kinds:
         found.append('what the model gives is not seen in the port: show it by tap("(root)", y)')
     found += _of_other_sizes(theirs, trial, partnerless)
+    return found + _of_other_counts(theirs, trial, entries)
+
+
+def _of_other_counts(theirs: Calls, trial: Trial, entries: list[Entry]) -> list[str]:
+    """Notes the modules with tensors that are called more often on one side, by the first."""
     pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
     holding = [entry.reference.name for entry in entries]
+    told = []
     for module, ours in pairs.items():
         if not any(name.startswith((f"{module}.", f"{module}/")) for name in holding):
             continue  # such as one dropout that stands for several
         counts = [sum(module_of(call) == name for call in names)
-                  for names, name in ((kinds, module), (trial.free.calls.kinds, ours))]  # fmt: skip
+                  for names, name in ((theirs.kinds, module), (trial.free.calls.kinds, ours))]  # fmt: skip
         if counts[0] != counts[1]:
-            found.append(f"{module} is called {_times(counts[0])} in the reference, and its "
-                         f"partner {ours} {_times(counts[1])}")  # fmt: skip
-    return found
+            told.append(f"{module} is called {_times(counts[0])} in the reference, and its "
+                        f"partner {ours} {_times(counts[1])}")  # fmt: skip
+    rest = f"; {len(told) - 1} more modules are called more often on one side, too"
+    return [told[0] + rest * (len(told) > 1)] if told else []
 
 
 def _of_other_sizes(calls: Calls, trial: Trial, partnerless: list[str]) -> list[str]:
