@@ -428,6 +428,14 @@ def test_dropout_of_the_reference_alone_is_told() -> None:
 CALLED_DROPOUT = "F.dropout(torch.tanh(self.first(x)), 0.2, self.training)"
 
 
+def test_modules_that_are_called_more_often_on_one_side_are_one_note() -> None:
+    """The first of them is told with its calls, and the others by their number."""
+    more_often = changed(CALLED, ("self.second(self.first(", "self.second(self.second("))
+    first = "first is called 3 times in the reference, and its partner first twice"
+    notes = [note for note in check(CALLED, more_often).notes if "is called" in note]
+    assert notes == [f"{first}; 1 more are called more often on one side, too"]
+
+
 SKIPPED = """
 class Model(nn.Module):
     def __init__(self):
