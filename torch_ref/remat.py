@@ -23,7 +23,7 @@ from lockstep.model.segments import segments
 
 Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 
-# Weight matmuls have no batch dimension; those of attention are bmm. `extra/onednn.py` adds its own
+# Weight matmuls have no batch dimension; those of attention are bmm. `extra/cpu.py` adds its own
 # operator.
 WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 

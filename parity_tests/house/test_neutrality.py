@@ -27,10 +27,10 @@ ROOMS = ("extra", "inspect", "io")
 # What the other framework has in its library.
 ALONE = {
     "jax_impl": {
-        "functional", "pure", "extra/cpu", "extra/gpu", "extra/head", "extra/mesh/gather",
+        "functional", "pure", "extra/gpu", "extra/head", "extra/mesh/gather",
         "extra/mesh/service", "extra/scan", "inspect/jaxprs", "io/stablehlo",
     },
-    "torch_ref": {"extra/compiled", "extra/onednn", "inspect/live", "io/nanogpt", "io/onnx"},
+    "torch_ref": {"extra/compiled", "inspect/live", "io/nanogpt", "io/onnx"},
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import torch_ref.step
 from lockstep.twin import StepResult
 from parity_tests.pair import run, start, toy
 from parity_tests.tiers import tier
-from torch_ref.extra import onednn
+from torch_ref.extra import cpu
 
 # The tracer itself makes an instance of an autograd.Function, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -94,11 +94,11 @@ def test_features_are_traced_too(said: str, flags: dict[str, Any]) -> None:
 
 
 @tier("rest", guard="oneDNN in an eager step")
-@pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
+@pytest.mark.skipif(cpu.LINEAR is None, reason="this torch has no oneDNN")
 def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a mode of remat keeps is not multiplied again."""
-    linear = Mock(wraps=onednn.LINEAR)
-    monkeypatch.setattr(onednn, "LINEAR", linear)
+    linear = Mock(wraps=cpu.LINEAR)
+    monkeypatch.setattr(cpu, "LINEAR", linear)
     counts, losses = {}, []
     small: dict[str, Any] = {"policy": "fp32", "n_layer": 1, "steps": 3}
     small |= {"numerics": "fast", "autotune": "matmul=onednn"}

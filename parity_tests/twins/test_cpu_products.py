@@ -20,13 +20,13 @@ import jax_impl.extra.ways
 import jax_impl.functional
 import jax_impl.inspect.probe
 import jax_impl.twin
+import torch_ref.extra.cpu
 import torch_ref.extra.ways
 import torch_ref.inspect.probe
 import torch_ref.twin
 from lockstep import provenance
 from lockstep.devices import Capabilities
 from parity_tests.pair import toy
-from torch_ref.extra import onednn
 
 
 def linear_and_gradients(product: Callable, size: tuple[int, int, int]) -> Callable:
@@ -65,7 +65,9 @@ def test_the_library_takes_all_three_products() -> None:
     assert len(taken) == 3 and " dot(" not in text, text
 
 
-needs_onednn = pytest.mark.skipif(onednn.LINEAR is None, reason="this torch has no oneDNN")
+needs_onednn = pytest.mark.skipif(
+    torch_ref.extra.cpu.LINEAR is None, reason="this torch has no oneDNN"
+)
 
 
 def torch_linear_and_gradients(product: Callable, kind: torch.dtype, biased: bool) -> Any:
@@ -83,17 +85,17 @@ def torch_linear_and_gradients(product: Callable, kind: torch.dtype, biased: boo
 @pytest.mark.parametrize("biased", [True, False])
 def test_onednn_gives_the_same_numbers(biased: bool) -> None:
     with FlopCounterMode(display=False) as counter:
-        ours = torch_linear_and_gradients(onednn.linear, torch.float32, biased)
+        ours = torch_linear_and_gradients(torch_ref.extra.cpu.linear, torch.float32, biased)
     for one, other in zip(ours, torch_linear_and_gradients(F.linear, torch.float64, biased)):
         assert torch.equal(one.double(), other)  # of small whole numbers
-    assert counter.get_flop_counts()["Global"] == {onednn.LINEAR: 3 * 2 * 24 * 40 * 16}
+    assert counter.get_flop_counts()["Global"] == {torch_ref.extra.cpu.LINEAR: 3 * 2 * 24 * 40 * 16}
 
 
 @needs_onednn
 def test_a_frozen_weight_costs_no_product() -> None:
     x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8)
     with FlopCounterMode(display=False) as counter:
-        onednn.linear(x, weight).sum().backward()
+        torch_ref.extra.cpu.linear(x, weight).sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
 
 
@@ -120,7 +122,7 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     finders = jax_impl.extra.ways.find_ways, torch_ref.extra.ways.find_ways
     config = toy(policy=policy, numerics="fast", context=128, n_layer=3)
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
-    monkeypatch.setattr(onednn, "LINEAR", len)
+    monkeypatch.setattr(torch_ref.extra.cpu, "LINEAR", len)
     for package in (jax_impl, torch_ref):
         monkeypatch.setattr(package.extra.ways, "can_keep_freed_memory", lambda: False)
     for find, expected in zip(finders, WAYS[policy]):
@@ -131,11 +133,11 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
         short = find(config.replace(context=64), cpu)
         assert short == [way for way in expected if way != "attention=blocks"]
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", False)
-    monkeypatch.setattr(onednn, "LINEAR", None)
+    monkeypatch.setattr(torch_ref.extra.cpu, "LINEAR", None)
     for find, expected in zip(finders, WAYS[policy]):
         assert find(config, cpu) == [way for way in expected if way.startswith("attention")]
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
-    monkeypatch.setattr(onednn, "LINEAR", len)
+    monkeypatch.setattr(torch_ref.extra.cpu, "LINEAR", len)
     for package, find, expected in zip((jax_impl, torch_ref), finders, WAYS[policy]):
         monkeypatch.setattr(package.extra.ways, "can_keep_freed_memory", lambda: True)
         kept = [] if policy in ("tf32", "fp8") else ["memory=kept"]
@@ -147,8 +149,8 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     [
         (jax_impl, "bf16", "attention=blocks", "extra.attention.attend_in_blocks"),
         (jax_impl, "bf16", "matmul=ynnpack", "extra.cpu.linear"),
-        (torch_ref, "bf16", "attention=blocks", "extra.onednn.InBlocks.forward"),
-        pytest.param(torch_ref, "fp32", "matmul=onednn", "extra.onednn.linear", marks=needs_onednn),
+        (torch_ref, "bf16", "attention=blocks", "extra.cpu.InBlocks.forward"),
+        pytest.param(torch_ref, "fp32", "matmul=onednn", "extra.cpu.linear", marks=needs_onednn),
     ],
 )
 def test_a_race_runs_the_operation_that_a_way_replaces(

@@ -10,7 +10,7 @@ import torch.nn.functional
 import jax_impl.extra.cpu
 import jax_impl.extra.rules
 import jax_impl.functional
-import torch_ref.extra.onednn
+import torch_ref.extra.cpu
 import torch_ref.extra.rules
 from lockstep.config import Config, islands
 from lockstep.config.policy import POLICIES, Roles, resolve
@@ -118,7 +118,7 @@ def test_a_module_in_the_policy_s_own_format_is_any_other(
     config = toy(policy="fp32", formats="*=fp32,head=bf16", **fast)
     rules = torch_ref.extra.rules.Rules(config, config.dtypes, device)
     usual, own = (rules.linear(name, 8, 8, bias=False).product for name in names)
-    assert usual is torch_ref.extra.onednn.linear
+    assert usual is torch_ref.extra.cpu.linear
     x, weight = torch.ones(8, 8), torch.full((8, 8), 1 + 2.0**-9)
     assert torch.equal(own(x, weight, None), torch.full((8, 8), 8.0, dtype=torch.bfloat16))
 

@@ -17,7 +17,7 @@ from lockstep.model.attention import AttentionChoice, wants_fused, written_out_b
 from .. import model
 from ..model import Attend, Places, repeat_heads
 from ..precision import dtype
-from .onednn import InBlocks
+from .cpu import InBlocks
 from .packed import Segments
 
 REFERENCE, BLOCKS, SDPA = "reference", "blocks", "sdpa"

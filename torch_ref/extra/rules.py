@@ -22,7 +22,7 @@ from lockstep.formats.table import Recipe
 from .. import model, step
 from ..model import GPT, Attend, Linear, Parts, Places, Product
 from ..precision import dtype
-from . import onednn
+from . import cpu
 from .attention import choose_attention, make_attention
 from .chunks import InChunks
 from .compiled import Compiled
@@ -45,8 +45,8 @@ class Rules(Parts):
         super().__init__(config.model, dtype(dtypes.output))
         self.dtypes, self.device = dtypes, device
         self.attention = choose_attention(config, dtypes, device)
-        chosen = config.run.ways.get("matmul") == onednn.LIBRARY
-        self.library = chosen and device.platform == "cpu" and onednn.LINEAR is not None
+        chosen = config.run.ways.get("matmul") == cpu.LIBRARY
+        self.library = chosen and device.platform == "cpu" and cpu.LINEAR is not None
         self.rounding = Rounding(largest if process_count() > 1 else None)
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
@@ -107,7 +107,7 @@ def make_product(
         return linear_backward_in(grads)
     if recipe:
         return rounded_product(recipe, rounding)
-    return onednn.linear if library else F.linear
+    return cpu.linear if library else F.linear
 
 
 def make_matmul(roles: Roles, recipe: Recipe | None, rounding: Rounding) -> Callable[..., Tensor]:

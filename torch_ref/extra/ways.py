@@ -13,7 +13,7 @@ from lockstep.train.memory import can_keep_freed_memory
 
 from ..model import Attention, Places
 from ..precision import autocast, dtype
-from . import onednn
+from . import cpu
 from .rules import Rules
 
 
@@ -28,7 +28,7 @@ def find_ways(config: Config, device: Capabilities) -> list[str]:
     found = {
         "attention=reference": ours,
         "attention=blocks": ours and written_out_blocks(precision, config.model.context) > 1,
-        f"matmul={onednn.LIBRARY}": single and plain and onednn.LINEAR is not None,
+        f"matmul={cpu.LIBRARY}": single and plain and cpu.LINEAR is not None,
         "memory=kept": can_keep_freed_memory(),
     }
     return [way for way, exists in found.items() if exists]
