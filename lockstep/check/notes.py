@@ -153,8 +153,8 @@ def _of_other_counts(theirs: Calls, trial: Trial, entries: list[Entry]) -> list[
     for module, ours in pairs.items():
         if not any(name.startswith((f"{module}.", f"{module}/")) for name in holding):
             continue  # such as one dropout that stands for several
-        counts = [sum(module_of(call) == name for call in names)
-                  for names, name in ((theirs.kinds, module), (trial.free.calls.kinds, ours))]  # fmt: skip
+        sides = (theirs, module), (trial.free.calls, ours)
+        counts = [sum(module_of(call) == name for call in calls.kinds) for calls, name in sides]
         if counts[0] != counts[1]:
             told.append(f"{module} is called {_times(counts[0])} in the reference, and its "
                         f"partner {ours} {_times(counts[1])}")  # fmt: skip
