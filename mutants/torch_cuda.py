@@ -22,10 +22,10 @@ from torch_ref.step import Trainer
 
 
 def multiply_widely(
-    right: Callable, grads: str, recipe: Any, rounding: Any, *, library: bool
+    right: Callable, grads: str, recipe: Any, rounding: Any, plain: Any
 ) -> Any:
     """Operands are rounded, and no unit for narrow formats multiplies them."""
-    return right(grads, recipe and replace(recipe, native=False), rounding, library=library)
+    return right(grads, recipe and replace(recipe, native=False), rounding, plain)
 
 
 def allow_any_order(config: Any, device: Any) -> None:

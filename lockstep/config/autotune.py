@@ -5,8 +5,8 @@ from lockstep.errors import require
 FLAG, AUTO, NONE = "--autotune", "auto", "none"
 # All compute the same, but for the order of sums.
 WAYS = {
-    "attention": ("reference", "blocks"),  # written out; in causal blocks of queries
-    "matmul": ("onednn", "ynnpack"),  # the library that multiplies: PyTorch's, JAX's
+    "attention": ("reference", "blocks", "widened"),  # written out; causal blocks; in float32
+    "matmul": ("onednn", "ynnpack", "widened"),  # PyTorch's library, JAX's; PyTorch in float32
     "memory": ("kept",),  # what a step frees
 }
 

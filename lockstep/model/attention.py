@@ -12,7 +12,7 @@ TILE, WIDE_TILE = 64, 32  # queries and keys of the float32 kernel at once; of w
 class AttentionChoice(NamedTuple):
     """The attention of one module, and the reason if it is a fallback."""
 
-    name: str  # cudnn, triton, sdpa, blocks or reference (written out)
+    name: str  # cudnn, triton, sdpa, widened, blocks or reference (written out)
     blocks: int = 1  # of queries, each without the keys behind it, where it is written out
     why: str = ""
 

@@ -93,15 +93,26 @@ def test_features_are_traced_too(said: str, flags: dict[str, Any]) -> None:
     assert eager == traced
 
 
-@tier("rest", guard="oneDNN in an eager step")
-@pytest.mark.skipif(cpu.LINEAR is None, reason="this torch has no oneDNN")
-def test_onednn_multiplies_in_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+needs_onednn = pytest.mark.skipif(cpu.LINEAR is None, reason="this torch has no oneDNN")
+
+
+@tier("rest", guard="both ways in an eager step")
+@pytest.mark.parametrize(
+    ("policy", "way", "place", "name"),
+    [
+        pytest.param("fp32", "matmul=onednn", cpu, "LINEAR", marks=needs_onednn),
+        ("bf16", "matmul=widened", cpu.F, "linear"),
+    ],
+)
+def test_a_way_multiplies_in_a_compiled_step(
+    monkeypatch: pytest.MonkeyPatch, policy: str, way: str, place: Any, name: str
+) -> None:
     """And what a mode of remat keeps is not multiplied again."""
-    linear = Mock(wraps=cpu.LINEAR)
-    monkeypatch.setattr(cpu, "LINEAR", linear)
+    linear = Mock(wraps=getattr(place, name))
+    monkeypatch.setattr(place, name, linear)
     counts, losses = {}, []
-    small: dict[str, Any] = {"policy": "fp32", "n_layer": 1, "steps": 3}
-    small |= {"numerics": "fast", "autotune": "matmul=onednn"}
+    small: dict[str, Any] = {"policy": policy, "n_layer": 1, "steps": 3}
+    small |= {"numerics": "fast", "autotune": way}
     for remat in ("none", "dots", "block"):
         twin = start("torch", config := toy(remat=remat, compile=True, **small))
         twin.prepare()

@@ -20,6 +20,7 @@ import jax_impl.extra.ways
 import jax_impl.functional
 import jax_impl.inspect.probe
 import jax_impl.twin
+import torch_ref.extra.attention
 import torch_ref.extra.cpu
 import torch_ref.extra.ways
 import torch_ref.inspect.probe
@@ -27,6 +28,7 @@ import torch_ref.twin
 from lockstep import provenance
 from lockstep.devices import Capabilities
 from parity_tests.pair import toy
+from torch_ref.model import Places
 
 
 def linear_and_gradients(product: Callable, size: tuple[int, int, int]) -> Callable:
@@ -81,14 +83,49 @@ def torch_linear_and_gradients(product: Callable, kind: torch.dtype, biased: boo
     return [y.detach(), *torch.autograd.grad(y, given, dy)]
 
 
-@needs_onednn
+PRODUCTS = [
+    pytest.param("linear", "float32", torch_ref.extra.cpu.LINEAR, marks=needs_onednn),
+    ("widened_linear", "bfloat16", torch.ops.lockstep.widened_linear),
+    ("widened_linear", "float16", torch.ops.lockstep.widened_linear),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "operator"), PRODUCTS)
 @pytest.mark.parametrize("biased", [True, False])
-def test_onednn_gives_the_same_numbers(biased: bool) -> None:
+def test_a_product_gives_the_same_numbers(
+    name: str, kind: str, operator: Any, biased: bool
+) -> None:
+    """Sums of small whole numbers are exact; what half precision leaves of them is rounded once."""
+    dtype = getattr(torch, kind)
     with FlopCounterMode(display=False) as counter:
-        ours = torch_linear_and_gradients(torch_ref.extra.cpu.linear, torch.float32, biased)
+        ours = torch_linear_and_gradients(getattr(torch_ref.extra.cpu, name), dtype, biased)
     for one, other in zip(ours, torch_linear_and_gradients(F.linear, torch.float64, biased)):
-        assert torch.equal(one.double(), other)  # of small whole numbers
-    assert counter.get_flop_counts()["Global"] == {torch_ref.extra.cpu.LINEAR: 3 * 2 * 24 * 40 * 16}
+        assert one.dtype == dtype and torch.equal(one, other.to(dtype))
+    assert counter.get_flop_counts()["Global"] == {operator: 3 * 2 * 24 * 40 * 16}
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_widened_attention_rounds_its_result_alone(kind: str) -> None:
+    """Torch's own kernel rounds the probabilities, too, and is further from float64."""
+    dtype, attention = getattr(torch, kind), torch_ref.extra.attention
+    numbers = np.random.default_rng(1)
+    qkv = [torch.tensor(numbers.normal(size=(2, 32, 3, 16)), dtype=dtype) for _ in range(3)]
+    exact = attention.attend_fused(*(x.double() for x in qkv), Places(32))
+    within = torch.finfo(dtype).eps / 2 * exact.abs() + torch.finfo(dtype).tiny + 1e-6
+    widened, own = (f(*qkv, Places(32)) for f in (attention.attend_widened, attention.attend_fused))
+    assert widened.dtype == dtype and ((widened - exact).abs() <= within).all()
+    assert not ((own - exact).abs() <= within).all()
+
+
+def test_a_widened_product_casts_as_autocast_does() -> None:
+    """The weight stays float32, and so does its gradient."""
+    x = torch.ones(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.full((2, 8), 1 + 2.0**-9, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch_ref.extra.cpu.widened_linear(x, weight)
+    assert torch.equal(y, torch.full((4, 2), 8.0, dtype=torch.bfloat16))
+    grads = torch.autograd.grad(y.sum(), [x, weight])
+    assert [each.dtype for each in grads] == [torch.bfloat16, torch.float32]
 
 
 @needs_onednn
@@ -99,14 +136,15 @@ def test_a_frozen_weight_costs_no_product() -> None:
     assert counter.get_total_flops() == 2 * 2 * 4 * 8 * 2
 
 
+LIBRARIES = ("matmul=ynnpack", "matmul=onednn")  # that some builds lack
 WAYS = {  # policy -> the ways of JAX and of PyTorch in fast numerics, with a context of 128
     "fp64": (["attention=blocks"], []),
     "fp32": (["attention=blocks"], ["attention=reference", "attention=blocks", "matmul=onednn"]),
     "bf16": (
         ["attention=blocks", "matmul=ynnpack"],
-        ["attention=reference", "attention=blocks"],
+        ["attention=reference", "attention=blocks", "attention=widened", "matmul=widened"],
     ),
-    "fp16": (["attention=blocks"], []),  # in which torch is slow here
+    "fp16": (["attention=blocks"], ["attention=widened", "matmul=widened"]),
     "tf32": ([], []),
     "fp8": ([], []),
     "params=float32,compute=bfloat16,output=float32,grads=float32": ([], []),
@@ -135,7 +173,7 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", False)
     monkeypatch.setattr(torch_ref.extra.cpu, "LINEAR", None)
     for find, expected in zip(finders, WAYS[policy]):
-        assert find(config, cpu) == [way for way in expected if way.startswith("attention")]
+        assert find(config, cpu) == [way for way in expected if way not in LIBRARIES]
     monkeypatch.setattr(jax_impl.extra.cpu, "EXISTS", True)
     monkeypatch.setattr(torch_ref.extra.cpu, "LINEAR", len)
     for package, find, expected in zip((jax_impl, torch_ref), finders, WAYS[policy]):
@@ -150,6 +188,8 @@ def test_the_ways_that_stand_beside_the_framework_s_own(
         (jax_impl, "bf16", "attention=blocks", "extra.attention.attend_in_blocks"),
         (jax_impl, "bf16", "matmul=ynnpack", "extra.cpu.linear"),
         (torch_ref, "bf16", "attention=blocks", "extra.cpu.InBlocks.forward"),
+        (torch_ref, "bf16", "attention=widened", "extra.attention.attend_widened"),
+        (torch_ref, "fp16", "matmul=widened", "extra.cpu.widened_linear"),
         pytest.param(torch_ref, "fp32", "matmul=onednn", "extra.cpu.linear", marks=needs_onednn),
     ],
 )

@@ -17,7 +17,7 @@ from lockstep.model.attention import AttentionChoice, wants_fused, written_out_b
 from .. import model
 from ..model import Attend, Places, repeat_heads
 from ..precision import dtype
-from .cpu import InBlocks
+from .cpu import WIDENED, InBlocks, as_autocast
 from .packed import Segments
 
 REFERENCE, BLOCKS, SDPA = "reference", "blocks", "sdpa"
@@ -40,6 +40,8 @@ def choose_attention(config: Config, dtypes: Dtypes, device: Capabilities) -> At
         return AttentionChoice(REFERENCE, why=f"no kernel {lacks}")
     told = device.platform == "cpu" and precision.attention == "auto"
     way = config.run.ways.get("attention") if told else None
+    if way == WIDENED:
+        return AttentionChoice(WIDENED)
     if way is None or dtypes.compute == "float16":  # which `InBlocks` would cast to bfloat16
         return AttentionChoice(SDPA)
     blocks = written_out_blocks(precision, config.model.context) if way == BLOCKS else 1
@@ -58,13 +60,15 @@ def describe_attention(
     if choice.name == REFERENCE or (choice.name == BLOCKS and not segments):
         return str(choice)
     settings, (b, t) = config.model, (config.optim.batch_size, config.model.context)
-    how: Any = {"dtype": dtype(config.precision.roles.compute), "requires_grad": True}
+    widened = choice.name == WIDENED
+    compute = torch.float32 if widened else dtype(config.precision.roles.compute)
+    how: Any = {"dtype": compute, "requires_grad": True}
     with device:
         heads = settings.n_head, settings.kv_heads
         q, k = (torch.empty(b, t, h, settings.d_head, **how) for h in heads)
         same = torch.ones(b, t, t, dtype=torch.bool) if segments else None
     kernel = sdpa(torch._fused_sdp_choice, q, k, k, same_BTT=same)
-    return f"sdpa:{SDPBackend(kernel).name.lower()}"
+    return f"sdpa:{SDPBackend(kernel).name.lower()}" + " in float32" * widened
 
 
 def make_attention(
@@ -79,6 +83,7 @@ def make_attention(
         REFERENCE: partial(model.attend, dtype=output, matmul=matmul),
         BLOCKS: attend_in_blocks,
         SDPA: attend_fused,
+        WIDENED: attend_widened,
     }
     return functions[choice.name]
 
@@ -97,6 +102,15 @@ def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places)
     same_BTT = places.same_BTT if isinstance(places, Segments) else None
     attention = F.scaled_dot_product_attention
     return sdpa(attention, q_BTHK, k_BTGK, v_BTGK, same_BTT=same_BTT).transpose(1, 2)
+
+
+def attend_widened(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
+    """Causal attention by a fused kernel, of half precision in float32: a CPU without units for
+    half precision is faster so."""
+    narrow = [as_autocast(x) for x in (q_BTHK, k_BTGK, v_BTGK)]
+    q, k, v = (x.float() for x in narrow)
+    with torch.autocast(q.device.type, enabled=False):
+        return attend_fused(q, k, v, places).to(narrow[0].dtype)
 
 
 def sdpa(function: Callable[..., Any], *qkv: Tensor, same_BTT: Tensor | None) -> Any:

@@ -1,44 +1,68 @@
-"""Products by oneDNN, and attention in blocks: faster on some CPUs than torch's own (decision 35).
+"""Products and attention that are faster on some CPUs than torch's own.
 
-float32: torch asks MKL, which on a CPU that is not Intel's does without AVX-512. Attention in
-bfloat16: torch's fused kernel multiplies without the units for bfloat16.
+- float32 by oneDNN: torch asks MKL, which on a CPU that is not Intel's does without AVX-512
+  (decision 35);
+- half precision in float32: without units for it, torch's own kernels are several times slower
+  than those of float32 (decision 100);
+- attention in bfloat16 in blocks: torch's fused kernel multiplies without the units for bfloat16
+  (decision 35).
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from lockstep.config import Config
+from lockstep.config.policy import Dtypes
 from lockstep.model.attention import block_edges, query_blocks
 
 from .. import remat
+from ..model import Product
 
-LIBRARY = "onednn"
+HALF = ("bfloat16", "float16")
+LIBRARY, WIDENED = "onednn", "widened"
 # x (R, in), weight (out, in), bias (out), and what is fused behind it; only some builds have it.
 LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.compiler.is_compiling():
-        return torch.ops.lockstep.linear(x, weight, bias)
-    return call(x, weight, bias)
-
-
-def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert LINEAR
     return LINEAR(x, weight, bias, "none", [], "")
+
+
+def in_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return y.to(x.dtype)
 
 
 def shaped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(len(x), len(weight))
 
 
-# What the compiler calls and does not look into: the operator itself it wants with packed weights.
+# What the compiler calls and does not look into: oneDNN's operator it wants with packed weights,
+# and what remat keeps of a product is the rounded result, which no operation of torch's gives.
 OPAQUE = torch.library.Library("lockstep", "DEF")
-OPAQUE.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-OPAQUE.impl("linear", call, "CPU")
-torch.library.register_fake("lockstep::linear", shaped, lib=OPAQUE)
+for name, function in {"linear": by_onednn, "widened_linear": in_float32}.items():
+    OPAQUE.define(f"{name}(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+    OPAQUE.impl(name, function, "CPU")
+    torch.library.register_fake(f"lockstep::{name}", shaped, lib=OPAQUE)
+
+
+def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.lockstep.linear(x, weight, bias)
+    return by_onednn(x, weight, bias)
+
+
+def multiply_in_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.lockstep.widened_linear(x, weight, bias)
 
 
 class Operands(torch.autograd.Function):
@@ -49,7 +73,8 @@ class Operands(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, multiply: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.multiply = multiply
         ctx.save_for_backward(x, weight)
         return x.new_empty(()).expand(len(x), len(weight))
 
@@ -57,34 +82,52 @@ class Operands(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,), (x, weight), wanted = grads, ctx.saved_tensors, ctx.needs_input_grad
         return (
-            multiply(dy, weight.mT) if wanted[0] else None,
-            multiply(dy.mT, x.mT) if wanted[1] else None,
-            dy.sum(0) if wanted[2] else None,
+            None,
+            ctx.multiply(dy, weight.mT) if wanted[1] else None,
+            ctx.multiply(dy.mT, x.mT) if wanted[2] else None,
+            dy.sum(0) if wanted[3] else None,
         )
 
 
-class Product(torch.autograd.Function):
+class Multiplied(torch.autograd.Function):
     """x @ weight.T + bias, its gradient passed on to the place."""
 
     @staticmethod
-    def forward(ctx: Any, place: Tensor, *operands: Any) -> Tensor:
+    def forward(ctx: Any, place: Tensor, multiply: Any, *operands: Any) -> Tensor:
         return multiply(*operands)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None, None, None
+        return grads[0], None, None, None, None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_by(multiply: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, its sums in another order."""
-    operands = x, weight, bias
+    operands = [each if each is None else as_autocast(each) for each in (x, weight, bias)]
     constants = (each if each is None else each.detach() for each in operands)
-    return Product.apply(Operands.apply(*operands), *constants)
+    return Multiplied.apply(Operands.apply(multiply, *operands), multiply, *constants)
 
 
-if LINEAR:
-    remat.WEIGHT_MATMULS |= {LINEAR.default, torch.ops.lockstep.linear.default}
-    register_flop_formula(LINEAR)(lambda x, weight, *rest, **how: 2 * x.numel() * weight[0])
+def as_autocast(x: Tensor) -> Tensor:
+    """Casts an operand as autocast does, where it is on."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def choose_product(config: Config, dtypes: Dtypes) -> Product:
+    """Returns the product of rows and weights that `--autotune` took on this CPU."""
+    way = config.run.ways.get("matmul")
+    if way == LIBRARY and LINEAR is not None and dtypes.compute == "float32":
+        return linear
+    return widened_linear if way == WIDENED and dtypes.compute in HALF else F.linear
+
+
+linear = partial(linear_by, multiply_by_onednn)
+widened_linear = partial(linear_by, multiply_in_float32)
+OPERATORS = [torch.ops.lockstep.linear, torch.ops.lockstep.widened_linear, *filter(None, [LINEAR])]
+remat.WEIGHT_MATMULS |= {operator.default for operator in OPERATORS}
+for operator in OPERATORS:
+    register_flop_formula(operator)(lambda x, weight, *rest, **how: 2 * x.numel() * weight[0])
 
 
 class InBlocks(torch.autograd.Function):

@@ -45,8 +45,7 @@ class Rules(Parts):
         super().__init__(config.model, dtype(dtypes.output))
         self.dtypes, self.device = dtypes, device
         self.attention = choose_attention(config, dtypes, device)
-        chosen = config.run.ways.get("matmul") == cpu.LIBRARY
-        self.library = chosen and device.platform == "cpu" and cpu.LINEAR is not None
+        self.usual = cpu.choose_product(config, dtypes) if device.platform == "cpu" else F.linear
         self.rounding = Rounding(largest if process_count() > 1 else None)
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
@@ -78,9 +77,9 @@ class Rules(Parts):
         elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
             product = StochasticProduct(recipe, self.rounding, rank())
         else:
-            usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
-            library = usual and not recipe and roles.compute == "float32" and self.library
-            product = make_product(roles.grads, recipe, self.rounding, library=library)
+            usual = roles == self.dtypes.policy  # a CPU's way is for what most modules have
+            plain = self.usual if usual else F.linear
+            product = make_product(roles.grads, recipe, self.rounding, plain)
         return self.in_own_dtype(roles, product)
 
     def in_own_dtype(self, roles: Roles, function: Any) -> Any:
@@ -93,21 +92,19 @@ class Rules(Parts):
         return outside_autocast(function, dtype(roles.compute))
 
 
-def make_product(
-    grads: str, recipe: Recipe | None, rounding: Rounding, *, library: bool
-) -> Product:
+def make_product(grads: str, recipe: Recipe | None, rounding: Rounding, plain: Product) -> Product:
     """Makes a product of rows and weights that has no state.
 
     Args:
         grads: the dtype of gradients; "" for that of the operands.
         recipe: how operands are rounded; None: not at all.
-        library: by the library that is fast on this CPU.
+        plain: the product where nothing is rounded.
     """
     if grads:
         return linear_backward_in(grads)
     if recipe:
         return rounded_product(recipe, rounding)
-    return cpu.linear if library else F.linear
+    return plain
 
 
 def make_matmul(roles: Roles, recipe: Recipe | None, rounding: Rounding) -> Callable[..., Tensor]:

@@ -22,13 +22,17 @@ def find_ways(config: Config, device: Capabilities) -> list[str]:
     precision, dtypes = config.precision, config.dtypes
     if device.platform != "cpu" or precision.strict or device.find_recipe(dtypes.policy):
         return []
-    single, plain = dtypes.compute == "float32", not dtypes.grads
-    fast = plain and (single or dtypes.compute == "bfloat16")  # others have slow products here
-    ours = fast and precision.attention == "auto" and wants_fused(precision)
+    plain = not dtypes.grads
+    single, half = plain and dtypes.compute == "float32", plain and dtypes.compute in cpu.HALF
+    choice = precision.attention == "auto" and wants_fused(precision)
+    # In float16 torch's products are slow here, fused or written out.
+    ours = choice and (single or (half and dtypes.compute == "bfloat16"))
     found = {
         "attention=reference": ours,
         "attention=blocks": ours and written_out_blocks(precision, config.model.context) > 1,
-        f"matmul={cpu.LIBRARY}": single and plain and cpu.LINEAR is not None,
+        f"attention={cpu.WIDENED}": choice and half,
+        f"matmul={cpu.LIBRARY}": single and cpu.LINEAR is not None,
+        f"matmul={cpu.WIDENED}": half,
         "memory=kept": can_keep_freed_memory(),
     }
     return [way for way, exists in found.items() if exists]
