@@ -28,13 +28,10 @@ REPORTED = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # of each step
 HIGH_SCALE = 2.0**20
 # Long enough for what fast numerics do only to long sequences, such as blocks of causal attention.
 LONG = 128
-# What fast numerics may take on a CPU (`--autotune`), by framework and the dtype of products. Under
-# the other policies they take the framework's own ways.
-WAYS = {
-    "jax": {"bfloat16": "attention=blocks,matmul=ynnpack"},
-    "torch": {"float32": "matmul=onednn", "bfloat16": "attention=blocks,matmul=widened",
-              "float16": "attention=widened,matmul=widened"},
-}  # fmt: skip
+# What fast numerics may take on a CPU (`--autotune`), by the dtype of products; a twin leaves out
+# what it has not. Under the other policies they take the framework's own ways.
+WAYS = {"bfloat16": "attention=blocks,matmul=ynnpack", "float32": "matmul=onednn",
+        "float16": "attention=widened,matmul=widened"}  # fmt: skip
 
 
 def curves(case: Case) -> Iterator[Finding]:
@@ -55,9 +52,9 @@ def fast(case: Case) -> Iterator[Finding]:
     same |= {"layers": "unroll", "steps": 12}  # a policy's rows share their answers
     same |= {"n_layer": 3 if case.config.recipes else 2}
     strict = case.replace(numerics="strict", **same)
+    ways = WAYS.get(case.config.precision.roles.compute, NONE)
+    loose = strict.replace(numerics="fast", autotune=ways)
     for side in case.sides:
-        ways = WAYS[side.framework].get(case.config.precision.roles.compute, NONE)
-        loose = strict.replace(numerics="fast", autotune=ways)
         slow, quick = (train_program(side, each) for each in (strict, loose))
         yield from compare_runs(strict, slow, quick, (slow,), side.name, dtype=case.compute)
 

@@ -55,7 +55,7 @@ for name, function in {"linear": by_onednn, "widened_linear": in_float32}.items(
     torch.library.register_fake(f"lockstep::{name}", shaped, lib=OPAQUE)
 
 
-def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.ops.lockstep.linear(x, weight, bias)
     return by_onednn(x, weight, bias)
@@ -122,7 +122,7 @@ def choose_product(config: Config, dtypes: Dtypes) -> Product:
     return widened_linear if way == WIDENED and dtypes.compute in HALF else F.linear
 
 
-linear = partial(linear_by, multiply_by_onednn)
+linear = partial(linear_by, multiply)
 widened_linear = partial(linear_by, multiply_in_float32)
 OPERATORS = [torch.ops.lockstep.linear, torch.ops.lockstep.widened_linear, *filter(None, [LINEAR])]
 remat.WEIGHT_MATMULS |= {operator.default for operator in OPERATORS}
