@@ -184,7 +184,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
             give_back()
         side.widen(weights, spec, batch)
         facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked",
-                 "weights_format", "written")  # fmt: skip
+                 "differentiates", "weights_format", "written")  # fmt: skip
         return {name: side.facts()[name] for name in facts}, {}
     if ask == "changes":
         return {"found": side.possible_changes(weights, spec, batch)}, {}

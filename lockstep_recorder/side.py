@@ -32,6 +32,7 @@ class ProgramSide:
         self.narrow: list[str] = []
         self.rounded: list[str] = []
         self.changed: list[str] = []  # parameters whose gradients the recorder's hooks change
+        self.differentiates = False  # inside its loss, by what its modules are given
         self.widened_state: list[str] = []  # of the optimizer: what it keeps in 32 bits
         self.change: tuple[str, ...] = ()  # what its calls do otherwise, for a counterfactual
         self.nudges = False  # constants made in float32 are moved as far as rounding may have
@@ -52,8 +53,9 @@ class ProgramSide:
         return {
             "framework": self.framework, "precision": self.precision, "narrow": self.narrow,
             "widened": self.wide, "rounded": self.rounded, "narrowest": self.narrowest,
-            "hooked": self.changed, "weights_format": self.weights_format,
-            "written": self.written.describe(), "forward": self.forward, **own,
+            "hooked": self.changed, "differentiates": self.differentiates,
+            "weights_format": self.weights_format, "written": self.written.describe(),
+            "forward": self.forward, **own,
         }  # fmt: skip
 
     @contextlib.contextmanager

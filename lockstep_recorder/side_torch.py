@@ -154,8 +154,9 @@ class TorchSide(ProgramSide):
         """
         loss, plain = self._run_plain(weights, spec, batch)
         for self.asks_all in (True, False):
-            self.changed = []
+            self.changed, Force.is_inside = [], False
             about, seen = self.run(weights, spec, batch)
+            self.differentiates = Force.is_inside
             if not abs(about["loss"] - loss) <= SAME[self.precision] * abs(loss):
                 return  # it is random, or not finite
             gaps = largest_gaps(plain, [{name: seen[f"grad/{name}"] for name in plain}])
@@ -256,10 +257,13 @@ class TorchSide(ProgramSide):
                     yield name, after
 
     def _backward(self, loss: torch.Tensor) -> None:
+        Force.loss_is_known = True
         try:
             loss.backward()
         except RuntimeError as error:
             raise mistake(self.user.name, "loss, backward", error) from error
+        finally:
+            Force.loss_is_known = False
 
     @contextlib.contextmanager
     def _hooks(self, calls: CallLog, forced: Arrays) -> Iterator[None]:
@@ -281,7 +285,7 @@ class TorchSide(ProgramSide):
             call = calls.end()
 
             def look(at: int, x: torch.Tensor) -> Any:
-                if at >= MOST:
+                if at >= MOST or is_differentiated(x):
                     return x
                 asks = self.asks_all and torch.is_grad_enabled()
                 if asks and not (at or x.requires_grad):
@@ -421,7 +425,13 @@ class TorchSide(ProgramSide):
 
 
 class Force(torch.autograd.Function):
-    """Forward the given value, backward the given cotangent; what arrives is kept."""
+    """Forward the given value, backward the given cotangent; what arrives is kept.
+
+    A program that differentiates inside its loss gets its own gradient there.
+    """
+
+    loss_is_known = False  # and the gradients that follow are the recorder's
+    is_inside = False  # a gradient was asked for before
 
     @staticmethod
     def forward(ctx: Any, y: Any, value: Any, cotangent: Any, keep: Callable[[Any], None]) -> Any:
@@ -430,6 +440,9 @@ class Force(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
+        if not Force.loss_is_known:
+            Force.is_inside = True
+            return g, None, None, None
         ctx.keep(g)
         return (g if ctx.cotangent is None else ctx.cotangent), None, None, None
 
@@ -449,6 +462,11 @@ def like(x: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Values, of which a complex tensor's are pairs, in a tensor's format and shape."""
     given = tree.to_complex(values) if x.is_complex() else np.asarray(values)
     return torch.from_numpy(given).to(x).reshape(x.shape)
+
+
+def is_differentiated(x: torch.Tensor) -> bool:
+    """Says if a module makes a tensor for others to differentiate by, such as its coordinates."""
+    return x.is_leaf and x.requires_grad and not isinstance(x, torch.nn.Parameter)
 
 
 def widest(x: torch.Tensor) -> torch.Tensor:

@@ -321,7 +321,8 @@ def _halves(function: Any, args: Args, kwargs: Words) -> Made:
     if function in (t.cat, t.concat):
         parts = args[0]
         last = _option(args, kwargs, 1, "dim", 0) in (-1, parts[0].ndim - 1)
-        if last and len(parts) == 2 and parts[0].shape == parts[1].shape:
+        floats = all(part.is_floating_point() for part in parts)  # positions are not turned
+        if last and floats and len(parts) == 2 and parts[0].shape == parts[1].shape:
             yield Change(*key, lambda: t.stack(parts, -1).flatten(-2))
     elif function is tensor.__getitem__:
         x, index = args

@@ -27,6 +27,7 @@ from lockstep.worker import Say, silent
 from lockstep_recorder.noise import STATISTICS, is_statistic
 
 FORWARD = "forward pass only (--forward)"
+INSIDE = "a program differentiates inside its loss: what arrives at a module is not its gradient"
 TRAINING = (("4i", "update, isolated"), ("4", "update, alone"), ("5", "accumulation"),
             ("8", "loss curves"))  # fmt: skip
 ROUNDED = 1e-6  # relative: some ulps of float32
@@ -74,7 +75,7 @@ def run(
     say(f"modules: {len(trial.pairing.calls)} calls paired of {len(calls.names)} in the reference")
     bounds = _bounds(reference, port, trial)
     climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
-    climbed += _runs(reference, calls, trial, entries, bounds)
+    climbed += _runs(reference, port.facts, calls, trial, entries, bounds)
     say("activations and gradients compared")
     if reference.about.get("forward"):
         climbed += [Stage(number=number, name=name, lacks=FORWARD) for number, name in TRAINING]
@@ -140,10 +141,12 @@ def calls_of(reference: Trace) -> Calls:
 
 
 def _runs(
-    reference: Trace, calls: Calls, trial: Trial, entries: list[Entry], bounds: Bounds
-) -> list[Stage]:
+    reference: Trace, facts: dict[str, Any], calls: Calls, trial: Trial, entries: list[Entry],
+    bounds: Bounds,
+) -> list[Stage]:  # fmt: skip
     """Rungs 2 and 3, and where the port can be fed, 2i and 3i."""
     loss, pairing = reference.about["loss"], trial.pairing
+    inside = any(about.get("differentiates") for about in (reference.about, facts))
     climbed = []
     for suffix, word, ran in (("", "", trial.free), ("i", ", isolated", trial.isolated)):
         if ran is None:
@@ -158,6 +161,8 @@ def _runs(
         number, name = f"3{suffix}", f"gradients{word}"
         if reference.about.get("forward"):
             climbed.append(Stage(number=number, name=name, lacks=FORWARD))
+        elif suffix and inside:
+            climbed.append(Stage(number=number, name=name, lacks=INSIDE))
         else:
             climbed.append(rungs.gradients(number, name, pairing, entries, reference, calls, ran,
                                            bounds))  # fmt: skip

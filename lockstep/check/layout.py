@@ -116,11 +116,10 @@ def fitting_permutations(reference: Shape, port: Shape) -> list[Shape]:
 
 def _regroups(a: Shape, b: Shape) -> bool:
     """Says if one comes of the other by splitting or merging neighbouring axes, none of both."""
-    if len(a) == len(b):
+    held = [tuple(n for n in shape if n != 1) for shape in (a, b)]
+    shorter, longer = sorted(held, key=len)
+    if len(a) == len(b) and len(shorter) == len(longer):
         return a == b
-    longer, shorter = (a, b) if len(a) > len(b) else (b, a)
-    longer = tuple(n for n in longer if n != 1)
-    shorter = tuple(n for n in shorter if n != 1)
     at = 0
     for n in shorter:
         size = 1

@@ -47,6 +47,8 @@ PHRASES = sorted(
     ),
     key=lambda pair: -len(pair[0]),
 )
+# The number of a norm that Linen names by its class: counted from zero, it tells no first norm.
+LINENS = re.compile(r"(?<=[a-zA-Z]Norm)_\d+")
 JOINED = ("self_attn", "feed_forward", "layer_norm", "c_attn", "c_proj", "c_fc", "lm_head",
           "running_mean", "running_var", "log_var", "in_proj", "recurrent_kernel")  # fmt: skip
 STATISTICS = {"mean", "var", "running_mean", "running_var"}
@@ -65,7 +67,8 @@ def segments(name: str) -> list[str]:
 def words(name: str) -> frozenset[str]:
     """Splits a name into words of one spelling, without those that say only that it is a tensor."""
     found: set[str] = set()
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    text = LINENS.sub("", name)
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
     for phrase, meaning in PHRASES:
         text = re.sub(rf"(?<![a-z]){phrase}(?![a-z\d])", meaning, text)
     for joined in JOINED:
@@ -114,6 +117,11 @@ def without_prefix(leaf: str) -> str | None:
     return rest if leaf[:1] in ("w", "b") and (rest.isdigit() or rest in MEANING) else None
 
 
+def _is_of_biases(name: str) -> bool:
+    """Says if a weight's module is named a bias, such as a table of one for each item."""
+    return bool(re.search(r"bias(es)?$", owner(name)))
+
+
 def is_bias(name: str) -> bool | None:
     """Says if a name is a bias's; None where it does not say."""
     leaf = segments(name)[-1].lower()
@@ -121,7 +129,7 @@ def is_bias(name: str) -> bool | None:
         return cell[1] == "bias"
     kind = re.sub(r"_?\d+$", "", leaf).rpartition("_")[2]
     if kind in LEAVES:
-        return kind in BIASES
+        return kind in BIASES or (None if _is_of_biases(name) else False)
     return None if without_prefix(leaf) is None else leaf[0] == "b"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.check.following.follow import OPEN, Followed
-from lockstep.check.layout import Shape
+from lockstep.check.layout import Shape, fitting_permutations
 from lockstep.check.pairing import by_names
 from lockstep.check.pairing.by_values import entries_of
 from lockstep_recorder.noise import is_statistic
@@ -315,3 +315,28 @@ def test_what_is_met_behind_a_difference_tears_no_tensor(
 def test_a_running_statistic_has_the_other_beside_it(names: list[str], *, is_one: bool) -> None:
     """A constant buffer whose name ends so is the port's own, as any constant."""
     assert is_statistic(names[0], names) is is_one
+
+
+def test_axes_are_split_otherwise_beside_an_axis_of_one() -> None:
+    """A convolution of width one, whose channels are pairs of two fields, is an einsum's kernel."""
+    assert (1, 2, 0) in fitting_permutations((8, 16, 1), (4, 4, 8))
+    assert fitting_permutations((8, 1), (1, 8)) == [(1, 0)]
+    assert not fitting_permutations((8, 16, 1), (4, 8, 5))
+
+
+def test_a_bias_of_each_item_may_be_a_table() -> None:
+    """An embedding of one column, which its module calls a bias, is a vector beside it."""
+    reference = {"items.weight": (40, 12), "out_bias.weight": (40, 1)}
+    assert found(reference, {"E.x": (40, 12), "own.B": (40,)}) == {
+        ("E", "items.weight"), ("own", "out_bias.weight")
+    }  # fmt: skip
+
+
+def test_norms_that_linen_counts_from_zero_keep_their_order() -> None:
+    """`BatchNorm_1` is the second, and `norm1` the first."""
+    linen = {f"Layer_0.BatchNorm_{n}.{leaf}": (D,) for n in (0, 1) for leaf in ("scale", "bias")}
+    nnx = {f"units.0.norm{n}.{leaf}": (D,) for n in (1, 2) for leaf in ("scale", "bias")}
+    made = by_names.propose(tensors(linen, "jax"), tensors(nnx, "jax"))
+    pairs = {str(entry.port): str(entry.reference) for entry in made.entries}
+    assert pairs == {f"units.0.norm{n}.{leaf}": f"Layer_0.BatchNorm_{n - 1}.{leaf}"
+                     for n in (1, 2) for leaf in ("scale", "bias")}  # fmt: skip

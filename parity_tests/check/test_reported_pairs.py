@@ -159,6 +159,27 @@ CALLED = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(self.first(sel
 FRAMES = changed(PLAIN, ("torch.tanh(self.first(x))", "self.first(x[:, None]).mean(1)"))
 
 
+# As a SIREN or a force field, whose loss has the slope by the coordinates that a module gives.
+SLOPE = """
+class Coordinates(nn.Module):
+    def forward(self, x):
+        return x.detach().clone().requires_grad_()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.coordinates = Coordinates()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        x = self.coordinates(x)
+        y = self.second(torch.sin(self.first(x)))
+        slope, = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + slope.square().sum(-1, keepdim=True)
+"""
+
+
 TURNED = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D), nn.Linear(D, 9)"))
 
 
@@ -287,6 +308,8 @@ CASES = {
         CALLED, CALLED, (("self.first(self.first(self.first(x)))", "self.first(self.first(x))"),),
         root=("forward", "", ""),  # the sum over calls follows
         told="first is called 3 times in the reference, and its partner first twice"),
+    "a slope by what a module gives": Case(
+        SLOPE, SLOPE, (("slope.square()", "slope.square().mul(2)"),), root=("forward", "", "")),
     "a module that gives another size": Case(
         FRAMES, FRAMES, (("x[:, None]", "torch.stack([x, 2 * x], 1)"),),
         told="first gives [4, 1, 6] in the reference, and [4, 2, 6] in the port"),

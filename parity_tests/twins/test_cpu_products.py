@@ -109,10 +109,12 @@ def test_widened_attention_rounds_its_result_alone(kind: str) -> None:
     """Torch's own kernel rounds the probabilities, too, and is further from float64."""
     dtype, attention = getattr(torch, kind), torch_ref.extra.attention
     numbers = np.random.default_rng(1)
-    qkv = [torch.tensor(numbers.normal(size=(2, 32, 3, 16)), dtype=dtype) for _ in range(3)]
-    exact = attention.attend_fused(*(x.double() for x in qkv), Places(32))
+    q, k, v = (torch.tensor(numbers.normal(size=(2, 32, 3, 16)), dtype=dtype) for _ in range(3))
+    exact = attention.attend_fused(q.double(), k.double(), v.double(), Places(32))
     within = torch.finfo(dtype).eps / 2 * exact.abs() + torch.finfo(dtype).tiny + 1e-6
-    widened, own = (f(*qkv, Places(32)) for f in (attention.attend_widened, attention.attend_fused))
+    widened, own = (
+        f(q, k, v, Places(32)) for f in (attention.attend_widened, attention.attend_fused)
+    )
     assert widened.dtype == dtype and ((widened - exact).abs() <= within).all()
     assert not ((own - exact).abs() <= within).all()
 

@@ -21,6 +21,7 @@ FREE = {
 
 # The largest factor by which a few batches or steps amplify a slight difference.
 AMPLIFIED = 1000
+SUMMED = 10  # the same of gradients, from one batch's to a sum's over a few
 
 
 @dataclass(eq=False)
@@ -143,7 +144,10 @@ def find_hidden(rungs: list[Stage], known: list[Root], calls: Calls) -> list[Roo
              for rung in rungs}  # fmt: skip
     updates = [_from_first_beyond(spot, most) for spot in large["4"]]
     roots = group_updates(updates, names.numbers_of_no_layer(calls.kinds))
-    roots += [_of_free_run(spot, FREE["5"][0]) for spot in large["5"][:1]]
+    apart = [spot.figure for rung in rungs if rung.number == "3" for spot in rung.spots]
+    sums = SUMMED * max(apart, default=0.0)
+    batches = [spot for spot in large["5"] if spot.rule != "gradient" or spot.figure > sums]
+    roots += [_of_free_run(spot, FREE["5"][0]) for spot in batches[:1]]
     return roots or [_of_free_run(spot, FREE["8"][0]) for spot in large["8"]]
 
 

@@ -128,8 +128,9 @@ def _problem(about: dict[str, Any]) -> str:
         listed_names = about.get(name, [])
         if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
             return f"{name} holds more than names"
-    if type(about.get("forward", False)) is not bool:
-        return "forward is no bool"
+    for name in ("forward", "differentiates"):
+        if type(about.get(name, False)) is not bool:
+            return f"{name} is no bool"
     for name in ("mapping", "tape"):
         if type(about.get(name, {})) is not dict:
             return f"{name} is no dict"
