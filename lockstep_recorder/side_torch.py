@@ -197,7 +197,11 @@ class TorchSide(ProgramSide):
         asks = torch.set_grad_enabled(not self.forward)
         moved = MovedSums() if self.moves_sums else nullcontext()
         with wide, without_functional_dropout(self.dropping), self._changed(), asks, moved:
-            loss = self.user.call("loss", self.model, given)
+            Force.in_loss = True
+            try:
+                loss = self.user.call("loss", self.model, given)
+            finally:
+                Force.in_loss = False
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise Mistake(f"{self.user.name}: loss gives {describe(loss)}; return a scalar tensor")
@@ -257,13 +261,10 @@ class TorchSide(ProgramSide):
                     yield name, after
 
     def _backward(self, loss: torch.Tensor) -> None:
-        Force.loss_is_known = True
         try:
             loss.backward()
         except RuntimeError as error:
             raise mistake(self.user.name, "loss, backward", error) from error
-        finally:
-            Force.loss_is_known = False
 
     @contextlib.contextmanager
     def _hooks(self, calls: CallLog, forced: Arrays) -> Iterator[None]:
@@ -430,8 +431,8 @@ class Force(torch.autograd.Function):
     A program that differentiates inside its loss gets its own gradient there.
     """
 
-    loss_is_known = False  # and the gradients that follow are the recorder's
-    is_inside = False  # a gradient was asked for before
+    in_loss = False  # the program computes it
+    is_inside = False  # it has asked for a gradient there
 
     @staticmethod
     def forward(ctx: Any, y: Any, value: Any, cotangent: Any, keep: Callable[[Any], None]) -> Any:
@@ -440,7 +441,7 @@ class Force(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
-        if not Force.loss_is_known:
+        if Force.in_loss:
             Force.is_inside = True
             return g, None, None, None
         ctx.keep(g)
