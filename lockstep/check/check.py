@@ -23,6 +23,7 @@ from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace
 from lockstep.check.written import compare_as_written
 from lockstep.judge.compare import norm_gap
+from lockstep.judge.verdict import Finding
 from lockstep.worker import Say, silent
 from lockstep_recorder.noise import STATISTICS, is_statistic
 
@@ -86,7 +87,8 @@ def run(
     exact = bounds.exact and port.isolates
     cancelling = rungs.allow_cancelling(climbed, port, trial.weights) if exact else []
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
-    elsewhere = _stopped_elsewhere({rung.number: rung for rung in climbed})
+    by_number = {rung.number: rung for rung in climbed}
+    elsewhere = _frozen_otherwise(by_number, reference) + _stopped_elsewhere(by_number)
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
     roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped,
                                      {entry.reference.name for entry in entries},
@@ -167,6 +169,35 @@ def _runs(
             climbed.append(rungs.gradients(number, name, pairing, entries, reference, calls, ran,
                                            bounds))  # fmt: skip
     return climbed
+
+
+def _frozen_otherwise(rungs_of: dict[str, Stage], reference: Trace) -> list[str]:
+    """Finds gradients that one side alone has, of tensors that neither side's optimizer moves: one
+    freezes them in the model, such as by `requires_grad`, and the other in the optimizer.
+
+    Fed the reference's gradients, which are zero, any optimizer leaves a tensor as it is: the loss
+    curves have to be equal, too.
+    """
+    moved = [rungs_of["4"], rungs_of["4i"]]
+    if any(rung.lacks for rung in (*moved, rungs_of["8"])) or rungs_of["8"].spots:
+        return []
+    still = {name for name, x in reference.group("varied").items() if not x.any()}
+    still -= {spot.detail for rung in moved for spot in rung.spots}
+
+    def is_frozen(spot: Finding) -> bool:
+        if not isinstance(spot, Spot) or spot.rule != "gradient" or spot.ours is None:
+            return False
+        one_side = spot.theirs is not None and spot.ours.any() != spot.theirs.any()
+        return one_side and spot.where.partition("[")[0] in still
+
+    found = [spot for number in ("3", "3i", "5") for spot in rungs_of[number].findings
+             if is_frozen(spot)]  # fmt: skip
+    for number in ("3", "3i", "5") if found else ():
+        rung = rungs_of[number]
+        rung.findings = [spot for spot in rung.findings if spot not in found]
+    tensors = sorted({spot.where.partition("[")[0] for spot in found})
+    return [f"{locate.list_some(tensors)}: one side alone has a gradient, and neither optimizer "
+            "moves them"] if found else []  # fmt: skip
 
 
 def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:

@@ -180,6 +180,19 @@ class Model(nn.Module):
 """
 
 
+FROZEN = changed(
+    PLAIN, ("nn.Linear(D, D)\n", "nn.Linear(D, D)\n        self.first.requires_grad_(False)\n")
+)
+BY_OPTIMIZER = (
+    PLAIN
+    + """
+
+def optimizer(model):
+    return torch.optim.Adam(model.second.parameters(), lr=1e-2)
+"""
+)
+
+
 TURNED = changed(PLAIN, ("nn.Linear(D, D), nn.Linear(D, D)", "nn.Linear(D, D), nn.Linear(D, 9)"))
 
 
@@ -308,6 +321,11 @@ CASES = {
         CALLED, CALLED, (("self.first(self.first(self.first(x)))", "self.first(self.first(x))"),),
         root=("forward", "", ""),  # the sum over calls follows
         told="first is called 3 times in the reference, and its partner first twice"),
+    "a tensor that the optimizer freezes": Case(
+        FROZEN, BY_OPTIMIZER, (("model.second.parameters", "model.parameters"),),
+        root=("backward", "", "the reference has no gradient here"),
+        note="first.bias, first.weight: one side alone has a gradient, and neither optimizer moves "
+             "them"),
     "a slope by what a module gives": Case(
         SLOPE, SLOPE, (("slope.square()", "slope.square().mul(2)"),), root=("forward", "", "")),
     "a module that gives another size": Case(
