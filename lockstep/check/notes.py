@@ -158,7 +158,7 @@ def _of_other_counts(theirs: Calls, trial: Trial, entries: list[Entry]) -> list[
         if counts[0] != counts[1]:
             told.append(f"{module} is called {_times(counts[0])} in the reference, and its "
                         f"partner {ours} {_times(counts[1])}")  # fmt: skip
-    rest = f"; {len(told) - 1} more are called more often on one side, too"
+    rest = f"; on one side {len(told) - 1} more are called more often, too"
     return [told[0] + rest * (len(told) > 1)] if told else []
 
 

@@ -474,7 +474,7 @@ def test_modules_that_are_called_more_often_on_one_side_are_one_note() -> None:
     more_often = changed(CALLED, ("self.second(self.first(", "self.second(self.second("))
     first = "first is called 3 times in the reference, and its partner first twice"
     notes = [note for note in check(CALLED, more_often).notes if "is called" in note]
-    assert notes == [f"{first}; 1 more are called more often on one side, too"]
+    assert notes == [f"{first}; on one side 1 more are called more often, too"]
 
 
 SKIPPED = """

@@ -278,6 +278,7 @@ def test_no_blocks_and_no_triton_where_tokens_are_masked() -> None:
         (IN_BLOCKS, "reference in 2 causal blocks"),
         (IN_BLOCKS | {"policy": "fp16"}, "sdpa:flash_attention"),  # blocks are of bfloat16
         ({"autotune": "attention=widened"}, "sdpa:flash_attention in float32"),
+        ({"autotune": "attention=widened", "policy": "fp64"}, "sdpa:flash_attention"),
         (IN_BLOCKS | {"policy": "tf32"}, "reference (no kernel rounds to TF32)"),
         (IN_BLOCKS | {"attention": "reference"}, "reference"),
         (IN_BLOCKS | {"context": 64}, "reference"),

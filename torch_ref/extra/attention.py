@@ -17,7 +17,7 @@ from lockstep.model.attention import AttentionChoice, wants_fused, written_out_b
 from .. import model
 from ..model import Attend, Places, repeat_heads
 from ..precision import dtype
-from .cpu import WIDENED, InBlocks, as_autocast
+from .cpu import HALF, WIDENED, InBlocks, as_autocast
 from .packed import Segments
 
 REFERENCE, BLOCKS, SDPA = "reference", "blocks", "sdpa"
@@ -41,7 +41,7 @@ def choose_attention(config: Config, dtypes: Dtypes, device: Capabilities) -> At
     told = device.platform == "cpu" and precision.attention == "auto"
     way = config.run.ways.get("attention") if told else None
     if way == WIDENED:
-        return AttentionChoice(WIDENED)
+        return AttentionChoice(WIDENED if dtypes.compute in HALF else SDPA)
     if way is None or dtypes.compute == "float16":  # which `InBlocks` would cast to bfloat16
         return AttentionChoice(SDPA)
     blocks = written_out_blocks(precision, config.model.context) if way == BLOCKS else 1

@@ -73,7 +73,9 @@ class Operands(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, multiply: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, multiply: Multiply, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         ctx.multiply = multiply
         ctx.save_for_backward(x, weight)
         return x.new_empty(()).expand(len(x), len(weight))
@@ -93,7 +95,7 @@ class Multiplied(torch.autograd.Function):
     """x @ weight.T + bias, its gradient passed on to the place."""
 
     @staticmethod
-    def forward(ctx: Any, place: Tensor, multiply: Any, *operands: Any) -> Tensor:
+    def forward(ctx: Any, place: Tensor, multiply: Multiply, *operands: Any) -> Tensor:
         return multiply(*operands)
 
     @staticmethod
@@ -101,7 +103,7 @@ class Multiplied(torch.autograd.Function):
         return grads[0], None, None, None, None
 
 
-def linear_by(multiply: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_by(multiply: Multiply, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, its sums in another order."""
     operands = [each if each is None else as_autocast(each) for each in (x, weight, bias)]
     constants = (each if each is None else each.detach() for each in operands)
