@@ -21,9 +21,7 @@ from torch_ref.remat import recompute
 from torch_ref.step import Trainer
 
 
-def multiply_widely(
-    right: Callable, grads: str, recipe: Any, rounding: Any, plain: Any
-) -> Any:
+def multiply_widely(right: Callable, grads: str, recipe: Any, rounding: Any, plain: Any) -> Any:
     """Operands are rounded, and no unit for narrow formats multiplies them."""
     return right(grads, recipe and replace(recipe, native=False), rounding, plain)
 

@@ -11,6 +11,7 @@ import pytest
 from lockstep.check import report
 from lockstep.check.check import Result
 from lockstep.check.following.apart import part_at
+from lockstep.check.following.fit import Fits, _each_once
 from lockstep.check.following.follow import OPEN, Followed, follow
 from lockstep.check.following.tapes import Asked, LiveTape, RecordedTape, SideTape
 from lockstep.check.following.turns import turns
@@ -409,3 +410,18 @@ def test_the_axes_in_another_order_come_before_a_regrouping() -> None:
     """Each layout of a memory of zeros gives the same, so the first that is tried is taken."""
     x = np.arange(24).reshape(2, 3, 4)
     assert next(turns(x, (2, 4, 3))).tolist() == x.swapaxes(1, 2).tolist()
+
+
+def test_fewer_tensors_than_values_are_no_choice() -> None:
+    """Thirteen tensors for fourteen values were tried in each order, and a check did not end."""
+    layouts = [(number, np.zeros(1)) for number in range(13)]
+    assert not [*_each_once([layouts] * 14)]
+    assert len([*_each_once([layouts[:3]] * 3)]) == 6
+
+
+def test_several_values_have_no_part_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole tensors were counted up, one by one, where parts alone were asked for."""
+    asked = list[int]()
+    monkeypatch.setattr(Fits, "_together", lambda self, meeting, unknown: asked.append(meeting))
+    fits = Fits.__new__(Fits)
+    assert not [*fits.candidates(7, [1, 2], kinds=("part",))] and not asked

@@ -60,7 +60,7 @@ class Fits:
     ) -> Iterator[Candidate]:  # fmt: skip
         """Yields what one operation of the reference has for the values that hold tensors."""
         if len(unknown) > 1:
-            yield from self._together(meeting, unknown)
+            yield from self._together(meeting, unknown) if "whole" in kinds else ()
             return
         (frontier,) = unknown
         size = self.port.values[frontier].size
@@ -354,7 +354,8 @@ def _each_once(fitting: list[list[tuple[int, np.ndarray]]]) -> Iterator[list[np.
     first, *others = fitting
     for number, x in first:
         left = [[each for each in layouts if each[0] != number] for layouts in others]
-        if all(left):
+        tensors = {each[0] for layouts in left for each in layouts}
+        if all(left) and len(tensors) >= len(left):  # else no choice has one for each
             yield from ([x, *rest] for rest in _each_once(left))
 
 
