@@ -190,14 +190,12 @@ def _frozen_otherwise(rungs_of: dict[str, Stage], reference: Trace) -> list[str]
         one_side = spot.theirs is not None and spot.ours.any() != spot.theirs.any()
         return one_side and spot.where.partition("[")[0] in still
 
-    found = [spot for number in ("3", "3i", "5") for spot in rungs_of[number].findings
-             if is_frozen(spot)]  # fmt: skip
-    for number in ("3", "3i", "5") if found else ():
-        rung = rungs_of[number]
-        rung.findings = [spot for spot in rung.findings if spot not in found]
-    tensors = sorted({spot.where.partition("[")[0] for spot in found})
-    return [f"{locate.list_some(tensors)}: one side alone has a gradient, and neither optimizer "
-            "moves them"] if found else []  # fmt: skip
+    tensors = set[str]()
+    for rung in (rungs_of[number] for number in ("3", "3i", "5")):
+        tensors |= {spot.where.partition("[")[0] for spot in rung.findings if is_frozen(spot)}
+        rung.findings = [spot for spot in rung.findings if not is_frozen(spot)]
+    said = f"{locate.list_some(sorted(tensors))}: one side alone has a gradient, and neither "
+    return [f"{said}optimizer moves them"] if tensors else []
 
 
 def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:

@@ -48,7 +48,7 @@ PHRASES = sorted(
     key=lambda pair: -len(pair[0]),
 )
 # The number of a norm that Linen names by its class: counted from zero, it tells no first norm.
-LINENS = re.compile(r"(?<=[a-zA-Z]Norm)_\d+")
+LINEN_COUNT = re.compile(r"(?<=[a-zA-Z]Norm)_\d+")
 JOINED = ("self_attn", "feed_forward", "layer_norm", "c_attn", "c_proj", "c_fc", "lm_head",
           "running_mean", "running_var", "log_var", "in_proj", "recurrent_kernel")  # fmt: skip
 STATISTICS = {"mean", "var", "running_mean", "running_var"}
@@ -67,7 +67,7 @@ def segments(name: str) -> list[str]:
 def words(name: str) -> frozenset[str]:
     """Splits a name into words of one spelling, without those that say only that it is a tensor."""
     found: set[str] = set()
-    text = LINENS.sub("", name)
+    text = LINEN_COUNT.sub("", name)
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
     for phrase, meaning in PHRASES:
         text = re.sub(rf"(?<![a-z]){phrase}(?![a-z\d])", meaning, text)

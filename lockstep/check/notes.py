@@ -146,7 +146,8 @@ def _of_calls(
 
 
 def _of_other_counts(theirs: Calls, trial: Trial, entries: list[Entry]) -> list[str]:
-    """Notes the modules with tensors that are called more often on one side, by the first."""
+    """Returns a note on modules with tensors that are called more often on one side: the first,
+    and how many more there are."""
     pairs = {module_of(r): module_of(p) for p, r in trial.pairing.calls.items()}
     holding = [entry.reference.name for entry in entries]
     told = []
@@ -158,7 +159,7 @@ def _of_other_counts(theirs: Calls, trial: Trial, entries: list[Entry]) -> list[
         if counts[0] != counts[1]:
             told.append(f"{module} is called {_times(counts[0])} in the reference, and its "
                         f"partner {ours} {_times(counts[1])}")  # fmt: skip
-    rest = f"; on one side {len(told) - 1} more are called more often, too"
+    rest = f"; other modules that are called more often on one side: {len(told) - 1}"
     return [told[0] + rest * (len(told) > 1)] if told else []
 
 

@@ -328,6 +328,9 @@ CASES = {
              "them"),
     "a slope by what a module gives": Case(
         SLOPE, SLOPE, (("slope.square()", "slope.square().mul(2)"),), root=("forward", "", "")),
+    "a slope whose gradient is stopped": Case(
+        SLOPE, SLOPE, (("slope.square()", "slope.detach().square()"),),
+        root=("backward", "", "")),
     "a module that gives another size": Case(
         FRAMES, FRAMES, (("x[:, None]", "torch.stack([x, 2 * x], 1)"),),
         told="first gives [4, 1, 6] in the reference, and [4, 2, 6] in the port"),
@@ -474,7 +477,7 @@ def test_modules_that_are_called_more_often_on_one_side_are_one_note() -> None:
     more_often = changed(CALLED, ("self.second(self.first(", "self.second(self.second("))
     first = "first is called 3 times in the reference, and its partner first twice"
     notes = [note for note in check(CALLED, more_often).notes if "is called" in note]
-    assert notes == [f"{first}; on one side 1 more are called more often, too"]
+    assert notes == [f"{first}; other modules that are called more often on one side: 1"]
 
 
 SKIPPED = """
