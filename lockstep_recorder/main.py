@@ -19,7 +19,7 @@ from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
 from lockstep_recorder.watch import Audit
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 SERIES = ("losses", "envelope", "accumulated")  # null in JSON where a number is not finite
 
@@ -149,15 +149,16 @@ def _write(out: str, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> No
 
 
 def record(
-    side: Any, seed: int, curve: int, spec: Any = None, given: wire.Arrays | None = None
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    side: Any, seed: int, curve: int, spec: Any = None, given: wire.Arrays | None = None,
+    mends: bool = False,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:  # fmt: skip
     """A program's recording, on its own batches or on those that are given."""
     if not (spec or side.user.has("batch")):
         raise Mistake(f"{side.user.name}: has no function batch(step); the reference needs one")
     if is_large(side.initial()):
         give_back()
     about, arrays = recording.record(
-        side, curve=curve, seed=seed + 7, given=given, spec=spec, batches=side.drawn
+        side, curve=curve, seed=seed + 7, given=given, spec=spec, batches=side.drawn, mends=mends
     )
     return {"program": side.user.name, "seed": seed, **about}, arrays
 
@@ -196,7 +197,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         finally:
             side.change, side.nudges = (), False
     if ask == "record":
-        return recording.record(side, curve=header["steps"], given=arrays, spec=spec)
+        return recording.record(side, curve=header["steps"], given=arrays, spec=spec, mends=True)
     batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
     if ask == "accumulate":
         losses, sums = recording.accumulate(side, weights, batches)
@@ -205,14 +206,18 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         return {"noise": recording.noise(side, weights, batches)}, {}
     if ask.startswith("tape"):
         return questions.answer(side, header, arrays)
+    side.mends_clip = header.get("mends", False)
+    if ask == "mended":
+        return recording.mended_steps(side, weights, batches, arrays, header["steps"])
     if ask == "begin":
         missing = side.lacks_optimizer()
         if not missing:
             side.begin(weights)
         return {"lacks": missing}, {}
     if ask == "alone":
-        moved = recording.alone(side, weights, wire.group(arrays, "grad"), header["steps"])
-        return {"widened_state": side.widened_state, "scales": side.scales}, moved
+        moved, ended = recording.alone(side, weights, wire.group(arrays, "grad"), header["steps"])
+        told = {"widened_state": side.widened_state, "scales": side.scales, "ended": ended}
+        return told, moved
     if ask == "update":
         return {}, side.update(weights, wire.group(arrays, "grad"), header["step"])
     assert ask == "train", ask
@@ -233,7 +238,8 @@ def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], 
 
     def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
         if header["ask"] == "write":
-            made = record(side, given.seed, header["steps"], header.get("batch"), arrays)
+            spec, mends = header.get("batch"), header.get("mends", False)
+            made = record(side, given.seed, header["steps"], spec, arrays, mends)
             _write(header["out"], *made)
             facts, lacks = watch.tell() if watch else ({}, "it was not watched")
             return {"facts": facts, "lacks": lacks}, {}
@@ -267,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         os._exit(0)  # to take a framework apart takes as long as a recording
     try:
         side = _open(given)
-        about, arrays = record(side, given.seed, given.steps)
+        about, arrays = record(side, given.seed, given.steps, mends=True)
         _write(given.out, about, arrays)
     except Mistake as error:
         for line in error.frames:

@@ -35,7 +35,7 @@ class Model:
 
     def __init__(self, user: User, built: Any) -> None:
         self.user = user
-        self.drops: list[str] = []  # the modules that would drop out
+        self.drops: dict[str, float] = {}  # the modules that would drop out, and their rates
         self.moved: dict[str, Any] = {}  # parameters that the last forward pass changed
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
@@ -140,11 +140,11 @@ class Model:
                     module, method = context.module, context.method_name
                     if isinstance(module, linen.Dropout):
                         off = kwargs.get("deterministic", module.deterministic)
-                        self._note_dropout(module.path, module.rate and not off)
+                        self._note_dropout(module.path, 0.0 if off else module.rate)
                         return args[0]
                     if isinstance(getattr(module, "dropout_rate", None), float):
                         off = getattr(module, "deterministic", False)
-                        self._note_dropout(module.path, module.dropout_rate and not off)
+                        self._note_dropout(module.path, 0.0 if off else module.dropout_rate)
                         object.__setattr__(module, "dropout_rate", 0.0)  # as in attention
                     if method not in METHODS or module.scope is None:
                         return call(*args, **kwargs)
@@ -156,9 +156,15 @@ class Model:
                 stack.enter_context(linen.intercept_methods(intercept))
             yield
 
-    def _note_dropout(self, path: Any, on: Any) -> None:
-        name = ".".join(map(str, path)) or "(root)"
-        self.drops += [name] * bool(on and name not in self.drops)
+    def _note_dropout(self, path: Any, rate: float) -> None:
+        if rate:
+            self.drops.setdefault(".".join(map(str, path)) or "(root)", float(rate))
+
+    def outputs(self, params: Any, state: Any, batch: Any) -> Any:
+        """Returns what the program's function `outputs` gives."""
+        params = self.given(params)
+        model = {"params": params, **state} if self.variables else params
+        return self.user.call("outputs", model, batch)
 
 
 class NnxModel(Model):
@@ -169,14 +175,14 @@ class NnxModel(Model):
 
         # A method of the module before flax 0.11.
         inside: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
-        self.user, self.variables, self.drops = user, False, []
+        self.user, self.variables, self.drops = user, False, {}
         self.moved = {}
         self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in inside(built):
             rate = "rate" if isinstance(module, nnx.Dropout) else "dropout_rate"
-            on = getattr(module, rate, 0.0) and not getattr(module, "deterministic", False)
-            self._note_dropout(path, on)
+            off = getattr(module, "deterministic", False)
+            self._note_dropout(path, 0.0 if off else getattr(module, rate, 0.0))
             if isinstance(module, nnx.Dropout):  # a call's own argument would go before
                 module.deterministic, module.rate = True, 0.0
             elif isinstance(getattr(module, "dropout_rate", None), float):  # as in attention
@@ -238,6 +244,12 @@ class NnxModel(Model):
         parts: Any = nnx.split(model, nnx.Param, ...)
         self.moved = {n: x for n, x in self.flat(parts[1]).items() if x is not former[n]}
         return (loss[0] if isinstance(loss, tuple) else loss), parts[2]
+
+    def outputs(self, params: Any, state: Any, batch: Any) -> Any:
+        from flax import nnx
+
+        params, state = jax.tree_util.tree_map(lambda x: x, (params, state))
+        return self.user.call("outputs", nnx.merge(self.graph, params, state), batch)
 
     def modules(self) -> dict[str, str]:
         return self.named

@@ -29,7 +29,7 @@ REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in an
 
 def record(
     side: Any, *, curve: int = 20, seed: int = 7, given: Arrays | None = None, spec: Any = None,
-    batches: list[Batch] | None = None,
+    batches: list[Batch] | None = None, mends: bool = False,
 ) -> tuple[dict[str, Any], Arrays]:  # fmt: skip
     """(JSON, arrays) of a whole recording; `side` is a `TorchSide` or a `JaxSide`.
 
@@ -39,6 +39,7 @@ def record(
         given: `weights/N`, all of `batch/S/N`, and `fed/L/S/grad/N` of another recording.
         spec: of the batches that are given.
         batches: which the program has drawn already.
+        mends: with `mended_steps` where they are others, for the program will not be at hand.
     """
     initial, given = side.initial(), given or {}
     parameters = set(side.facts()["parameters"])
@@ -81,24 +82,77 @@ def record(
     _steps(side, weights, batches, about, arrays, curve, given)
     about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
               "scales": side.scales}  # fmt: skip
+    if mends and not about["lacks"] and _clips(side, weights, arrays):
+        about["mended"], found = mended_steps(side, weights, batches, arrays, curve)
+        arrays.update(prefixed("mended", found))
     return about, arrays
+
+
+def mended_steps(
+    side: Any, weights: Arrays, batches: list[Batch], recorded: Arrays, curve: int
+) -> tuple[dict[str, Any], Arrays]:
+    """Records the optimizer and the loss curve once more, torch's clip without its epsilon.
+
+    Args:
+        recorded: `grad/N` and all of `fed/L/S/grad/N`, which the optimizer is fed.
+
+    Returns:
+        `ended`, see `alone`; `fed/L/S/weights/N`, `varied/N`, `losses` and `envelope`.
+    """
+    about: dict[str, Any] = {"lacks": {}}
+    arrays = {name: x for name, x in recorded.items() if name.startswith("grad/")}
+    fed = {name: x for name, x in recorded.items() if name.startswith("fed/") and "/grad/" in name}
+    side.mends_clip = True
+    try:
+        _steps(side, weights, batches, about, arrays, curve, fed)
+    finally:
+        side.mends_clip = False
+    found = {n: x for n, x in arrays.items() if n.startswith("varied/") or "/weights/" in n}
+    found |= {name: np.array(about[name]) for name in ("losses", "envelope")}
+    return {"ended": about["ended"]}, found
+
+
+def _clips(side: Any, weights: Arrays, arrays: Arrays) -> bool:
+    """Says if an update of large gradients shows the epsilon of torch's clip."""
+    grads = {name: 100 * g for name, g in group(arrays, "grad").items()}
+    after = []
+    for side.mends_clip in (True, False):
+        side.begin(weights)
+        after.append(side.update(weights, grads, 0))
+    return any((after[0][name] != after[1][name]).any() for name in grads)
 
 
 def accumulate(
     side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch]
 ) -> tuple[list[float], Arrays]:
-    """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left."""
+    """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left;
+    `output/STEP/KEY`, what the model gives, see `outputs_of`."""
     losses: list[float] = []
     sums: Arrays = {}
     carried: Arrays = {}
-    for spec, leaves in batches:
+    outputs: Arrays = {}
+    for step, (spec, leaves) in enumerate(batches):
         ran, seen = side.run({**weights, **carried}, spec, leaves)
         side.keeps = True  # of its state what is no float, such as a count
         losses.append(ran["loss"])
         sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
         carried = group(seen, "state")
+        outputs |= prefixed(f"output/{step}", outputs_of(ran["events"], seen))
     side.keeps = False
-    return losses, {**prefixed("sum", sums), **prefixed("carried", carried)}
+    return losses, {**prefixed("sum", sums), **prefixed("carried", carried), **outputs}
+
+
+def outputs_of(events: list[str], seen: Arrays) -> Arrays:
+    """Selects what a program ships of a run: `given/NAME`, if it has a function `outputs`, else
+    `act/SLOT` of each call that stands in no other."""
+    if given := {key: x for key, x in seen.items() if key.startswith("given/")}:
+        return given
+    depth, outermost = 0, set[str]()
+    for event in events:
+        depth += 1 if event[0] == "+" else -1
+        outermost |= {event[1:]} if event[0] == "-" and not depth else set()
+    return {key: x for key, x in seen.items()
+            if key.startswith("act/") and key[4:].partition(":")[0] in outermost}  # fmt: skip
 
 
 def _steps(
@@ -126,10 +180,11 @@ def _steps(
                for step in range(MOST))  # fmt: skip
         _feed(side, arrays, "cycles", weights, fed, given, cycles=CYCLES)
     steps = min(ALONE * curve, int(WORK / sum(g.size for g in gradients[0].values())))
-    arrays.update(alone(side, weights, group(arrays, "fed/1/0/grad"), steps))
+    moved, about["ended"] = alone(side, weights, group(arrays, "fed/1/0/grad"), steps)
+    arrays.update(moved)
     about["losses"] = side.train(weights, batches[:curve])
-    moved = [NudgedWeights(weights, k, side.narrowest) for k in range(NUDGES)]
-    nudged = [side.train(each, batches[:curve]) for each in moved]
+    starts = [NudgedWeights(weights, k, side.narrowest) for k in range(NUDGES)]
+    nudged = [side.train(each, batches[:curve]) for each in starts]
     with np.errstate(invalid="ignore"):  # of a run that diverges
         about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
@@ -160,21 +215,27 @@ def _feed(
             return
 
 
-def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
-    """`varied/N`: by step, the 2-norm of what an optimizer moves a tensor by, always from the same
-    weights and with `factor_of` the same gradients: what changes is its state and its schedule. It
-    ends where a program raises, such as behind the end of a table of rates."""
+def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> tuple[Arrays, str]:
+    """Takes many steps of an optimizer, always from the same weights and with `factor_of` the same
+    gradients: what changes is its state and its schedule.
+
+    Returns:
+        `varied/N`: by step, the 2-norm of what it moves a tensor by; and why it took fewer steps,
+        what the program raises behind the end of a table of rates, or "".
+    """
     take_step = side.begin_alone(weights, grads)
     moved: list[Any] = []
+    ended = ""
     for step in range(steps):
         try:
             moved.append(take_step(step, factor_of(step)))
-        except Mistake:
+        except Mistake as error:
             if step < STEPS:
                 raise
+            ended = str(error)
             break
     rows = np.array(moved)
-    return {f"varied/{name}": rows[:, at] for at, name in enumerate(grads) if moved}
+    return {f"varied/{name}": rows[:, at] for at, name in enumerate(grads) if moved}, ended
 
 
 def factor_of(step: int) -> float:

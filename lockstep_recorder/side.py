@@ -38,6 +38,7 @@ class ProgramSide:
         self.nudges = False  # constants made in float32 are moved as far as rounding may have
         self.shared: list[str] = []  # but not these buffers, which both programs have alike
         self.moves_sums = False  # sums are moved as far as another order of adding moves them
+        self.mends_clip = False  # torch's clip has no epsilon, as optax's has none
         self.weights_format = ""  # the narrowest in which `build` makes weights
         self.written = Written()
         self.forward = False  # no gradient is asked for, and float64 nowhere

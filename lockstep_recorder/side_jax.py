@@ -184,7 +184,13 @@ class JaxSide(ProgramSide):
         sums = moved_sums() if self.moves_sums else contextlib.nullcontext()
         with jax.disable_jit(), self.model.listening(tape), wide, moved, sums:
             loss, new = self.model.loss(params, state, given)
-        tape.calls.arrays |= {f"state/{name}": x for name, x in self.model.moved.items()}
+            tape.calls.arrays |= {f"state/{name}": x for name, x in self.model.moved.items()}
+        if self.user.has("outputs"):
+            again = nothing_narrower() if self.wide else contextlib.nullcontext()
+            with jax.disable_jit(), again:
+                made = jax.tree.leaves(self.model.outputs(params, state, given))
+            floats = [x for x in made if is_float_leaf(x)]
+            tape.calls.arrays |= {f"given/{at}": x for at, x in enumerate(floats)}
         if getattr(loss, "size", 0) != 1:
             shaped = hasattr(loss, "shape")
             kind = f"an array of shape {loss.shape}" if shaped else type(loss).__name__

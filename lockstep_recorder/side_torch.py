@@ -23,10 +23,12 @@ from lockstep_recorder.torch_modes import (
     Narrowing,
     NothingNarrower,
     Nudged,
+    floats,
     is_float,
     is_rounded,
     nudged,
     replace_floats,
+    without_clip_epsilon,
     without_dropout,
     without_functional_dropout,
     without_recomputation,
@@ -51,7 +53,8 @@ class TorchSide(ProgramSide):
             torch.set_num_threads(1)  # they wait for each other longer than they work
         self.note_weights({str(p.dtype).partition(".")[2] for p in self.model.parameters()})
         self.written.drops = without_dropout(self.model)
-        self.dropping: set[str] | None = None  # gets the lines that drop out, while it is a set
+        self.dropping: dict[str, float] | None = None  # gets the lines that drop out, and rates
+        self.ungraded: set[str] | None = None  # parameters that no run gave a gradient, not zero
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
         self.counts = {n: x.clone() for n, x in model.named_buffers() if not is_float(x)}
         self.optimizer: Any = None
@@ -106,7 +109,7 @@ class TorchSide(ProgramSide):
                 self._loss(spec, batch)
             self.narrow, self.narrowest = sorted(mode.found), narrowest_of(mode.found)
             return
-        drops, self.dropping = self.written.drops, set()
+        drops, self.dropping = self.written.drops, {}
         self.written = Written(self.weights_format)
         for self.wide in (False, True):
             self.model._apply(widest)
@@ -126,7 +129,7 @@ class TorchSide(ProgramSide):
             self.wide, self.precision = False, "float32"
             if self.narrow[0].startswith("in float64 it raises"):
                 self.model.float()
-        self.written.drops = drops + sorted(self.dropping)
+        self.written.drops = drops | dict(sorted(self.dropping.items()))
         self.written.drops_always = self._drops_always(spec, batch) if self.dropping else []
         self.dropping = None
 
@@ -134,7 +137,7 @@ class TorchSide(ProgramSide):
         """Runs the program in evaluation; returns the lines that drop out then, too."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
-        self.dropping = set()
+        self.dropping = {}
         with contextlib.suppress(Mistake):
             self._loss(spec, batch)
         for module, mode in modes:
@@ -177,6 +180,8 @@ class TorchSide(ProgramSide):
     def _grads(self) -> Arrays:
         if self.forward:
             return {}
+        without = {name for name, p in self.model.named_parameters() if p.grad is None}
+        self.ungraded = without if self.ungraded is None else self.ungraded & without
         return {
             name: tree.to_numpy(p.grad if p.grad is not None else torch.zeros_like(p))
             for name, p in self.model.named_parameters()
@@ -249,8 +254,17 @@ class TorchSide(ProgramSide):
         if self.changed and not forced:
             grads = self._run_plain(weights, spec, batch)[1]
         seen.update({f"grad/{name}": x for name, x in grads.items()})
+        if self.user.has("outputs") and not forced:
+            seen |= {f"given/{at}": x for at, x in enumerate(self._outputs(spec, batch))}
         about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds}
         return about, seen
+
+    def _outputs(self, spec: Any, batch: Arrays) -> Iterator[np.ndarray]:
+        """Yields what the program's function `outputs` gives."""
+        given = tree.put_together(spec, batch, self._leaf)
+        wide = NothingNarrower() if self.wide else nullcontext()
+        with wide, without_functional_dropout(), torch.no_grad():
+            yield from map(tree.to_numpy, floats(self.user.call("outputs", self.model, given)))
 
     def _moved(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the parameters that the forward pass has changed, such as those of a teacher."""
@@ -345,11 +359,18 @@ class TorchSide(ProgramSide):
         """One optimizer step from given weights and gradients; the weights after it."""
         self.load(weights)
         for name, p in self.model.named_parameters():
-            p.grad = like(p, grads[name]).clone()
-            if name in self.pending:
-                p.grad += self.pending[name]
+            if self._gets(name, p, grads[name]):
+                p.grad = like(p, grads[name]).clone()
+                if name in self.pending:
+                    p.grad += self.pending[name]
         self._step(step)
         return self.initial()
+
+    def _gets(self, name: str, p: torch.nn.Parameter, gradient: np.ndarray) -> bool:
+        """Says if a parameter is given a gradient: one that never has any keeps None, for which
+        torch's optimizers leave it alone, where zeros would let it decay."""
+        never = name in (self.ungraded or ()) and not gradient.any()
+        return p.requires_grad and not never
 
     def begin_alone(
         self, weights: Arrays, grads: Arrays
@@ -369,7 +390,8 @@ class TorchSide(ProgramSide):
         def take_step(step: int, factor: float) -> Sequence[float]:
             for name, p, start, g in zip(grads, tensors, before, given):
                 p.data.copy_(start)
-                p.grad = factor * g + self.pending.get(name, 0)
+                if self._gets(name, p, grads[name]):
+                    p.grad = factor * g + self.pending.get(name, 0)
             self._step(step)
             with torch.no_grad():
                 moved = torch._foreach_norm(torch._foreach_sub(tensors, before))
@@ -380,6 +402,13 @@ class TorchSide(ProgramSide):
     def _step(self, step: int) -> None:
         """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
         self.stepped = self.always_steps
+        with without_clip_epsilon() if self.mends_clip else nullcontext():
+            self._move(step)
+        self.pending = {} if self.stepped else {
+            name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
+        }  # fmt: skip
+
+    def _move(self, step: int) -> None:
         if self.user.has("update"):
             watched = step < WATCHED
             before = self.user.kept_arrays(self.model, self.kept) if watched else {}
@@ -395,9 +424,6 @@ class TorchSide(ProgramSide):
         else:
             with self._default_format():
                 self.optimizer.step()
-        self.pending = {} if self.stepped else {
-            name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
-        }  # fmt: skip
 
     @contextlib.contextmanager
     def _default_format(self) -> Iterator[None]:

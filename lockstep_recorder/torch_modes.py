@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from lockstep_recorder.written import PRODUCTS, Written
 
 WIDE = (torch.float64, torch.complex128)
 ULPS = 4  # of float32: a table is made by some operations
+CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
 class Narrowing(TorchDispatchMode):
@@ -207,30 +209,32 @@ def here() -> str:
     return line_of(frames())
 
 
-def without_dropout(model: torch.nn.Module) -> list[str]:
-    """Switches dropout off, while batch statistics are those of training; names where it was on."""
-    dropped = []
+def without_dropout(model: torch.nn.Module) -> dict[str, float]:
+    """Switches dropout off, while batch statistics are those of training; maps the names of the
+    modules where it was on to its rates."""
+    dropped = {}
     for name, module in model.named_modules():
         of_its_own = isinstance(module, torch.nn.modules.dropout._DropoutNd)
         rate = "p" if of_its_own else "dropout"
         if isinstance(p := getattr(module, rate, None), float) or of_its_own:
-            dropped += [name] * bool(p and module.training)
+            if p and module.training:
+                dropped[name] = float(p)
             setattr(module, rate, 0.0)
     return dropped
 
 
 @contextlib.contextmanager
-def without_functional_dropout(lines: set[str] | None = None) -> Iterator[None]:
+def without_functional_dropout(lines: dict[str, float] | None = None) -> Iterator[None]:
     """Switches the function off.
 
     Args:
-        lines: gets those of the program that would drop out.
+        lines: gets those of the program that would drop out, with their rates.
     """
     former = torch.nn.functional.dropout
 
     def pass_on(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if lines is not None and p and training:
-            lines.add(here())
+            lines[here()] = float(p)
         return input
 
     torch.nn.functional.dropout = pass_on
@@ -265,6 +269,23 @@ def without_recomputation() -> Iterator[None]:
     finally:
         for name, own in former.items():
             setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def without_clip_epsilon() -> Iterator[None]:
+    """Takes the 1e-6 that torch adds to the norm out of its clip, however a program imported it."""
+    module: Any = torch.nn.utils.clip_grad
+    functions = [inspect.unwrap(x) for x in vars(module).values() if callable(x)]
+    former = {f: f.__code__ for f in functions
+              if CLIP_EPSILON in getattr(getattr(f, "__code__", None), "co_consts", ())}  # fmt: skip
+    for f, code in former.items():
+        consts = tuple(0.0 if x == CLIP_EPSILON else x for x in code.co_consts)
+        f.__code__ = code.replace(co_consts=consts)
+    try:
+        yield
+    finally:
+        for f, code in former.items():
+            f.__code__ = code
 
 
 class ReentrantOnce:

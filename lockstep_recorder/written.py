@@ -28,7 +28,7 @@ class Written:
         self.base = narrowest_of({weights, "float32"})
         self.products: set[str] = set()
         self.delicate: dict[str, tuple[str, str]] = {}  # kind -> (the narrowest format, its line)
-        self.drops: list[str] = []
+        self.drops: dict[str, float] = {}  # module or line -> rate
         self.drops_always: list[str] = []  # in evaluation, too
 
     def note(self, operation: str, dtype: str, line: Callable[[], str]) -> None:
@@ -43,5 +43,5 @@ class Written:
 
     def describe(self) -> dict[str, Any]:
         products = narrowest_of(self.products or {self.base})
-        return {"products": products, "delicate": self.delicate, "drops": self.drops,
-                "drops_always": self.drops_always}  # fmt: skip
+        return {"products": products, "delicate": self.delicate, "drops": list(self.drops),
+                "drops_always": self.drops_always, "rates": self.drops}  # fmt: skip

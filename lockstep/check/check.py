@@ -2,33 +2,57 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from lockstep.check import accept as acceptance
-from lockstep.check import causes, notes, rungs
+from lockstep.check import causes, excuses, notes, rungs
+from lockstep.check.excuses import Excused, constants
 from lockstep.check.following.follow import Followed
 from lockstep.check.following.tapes import Asked
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
+from lockstep.check.outputs import Outputs, compare_outputs
 from lockstep.check.pairing import by_names
 from lockstep.check.pairing.by_values import entries_of
 from lockstep.check.pairing.entries import Mapping
 from lockstep.check.prove import Prover, Trial
-from lockstep.check.roots import backward, locate
+from lockstep.check.roots import backward
 from lockstep.check.roots.lines import Follower, name_lines, name_lines_of_batches
+from lockstep.check.roots.locate import (
+    Root,
+    find_initial,
+    find_roots,
+    list_some,
+    root_of_free_run,
+)
 from lockstep.check.rungs import Bounds, Spot, Stage
-from lockstep.check.sides.modules import Calls, module_of
+from lockstep.check.settle import (
+    ECHO,
+    INSIDE,
+    Fate,
+    complete,
+    left_of_accepted,
+    may_cause,
+    require_settled,
+    settle,
+)
+from lockstep.check.sides.modules import Calls
 from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace
-from lockstep.check.written import compare_as_written
+from lockstep.check.written import compare_as_written, compare_dropout
 from lockstep.judge.compare import norm_gap
-from lockstep.judge.verdict import Finding
+from lockstep.model.params import Arrays
 from lockstep.worker import Say, silent
 from lockstep_recorder.noise import STATISTICS, is_statistic
+from lockstep_recorder.recording import prefixed
 
 FORWARD = "forward pass only (--forward)"
-INSIDE = "a program differentiates inside its loss: what arrives at a module is not its gradient"
+DIFFERENTIATES = (
+    "a program differentiates inside its loss: what arrives at a module is not its gradient"
+)
 TRAINING = (("4i", "update, isolated"), ("4", "update, alone"), ("5", "accumulation"),
             ("8", "loss curves"))  # fmt: skip
 ROUNDED = 1e-6  # relative: some ulps of float32
@@ -40,11 +64,12 @@ class Result:
 
     verdict: str  # equal, different, incomplete
     rungs: list[Stage]
-    roots: list[locate.Root]
+    roots: list[Root]
     echoes: int
-    accepted: list[locate.Root]
-    initial: list[locate.Root]  # what `build` draws otherwise, where that is no difference
-    beside: list[locate.Root]  # of a format or a library, and no fault of the port
+    accepted: list[Root]
+    initial: list[Root]  # what `build` draws otherwise, where that is no difference
+    beside: list[Root]  # what was mended, or switched off, and a user may want to know
+    excused: list[Excused]  # what was mended, with what is left
     mapping: Mapping
     pairs: dict[str, str]  # the port's call -> the reference's
     partnerless: list[str]
@@ -75,66 +100,198 @@ def run(
     entries = found.entries
     say(f"modules: {len(trial.pairing.calls)} calls paired of {len(calls.names)} in the reference")
     bounds = _bounds(reference, port, trial)
-    climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
-    climbed += _runs(reference, port.facts, calls, trial, entries, bounds)
-    say("activations and gradients compared")
-    if reference.about.get("forward"):
-        climbed += [Stage(number=number, name=name, lacks=FORWARD) for number, name in TRAINING]
-    else:
-        climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
-                    rungs.accumulation(port, reference, entries, bounds),
-                    rungs.curves(port, reference)]  # fmt: skip
-    exact = bounds.exact and port.isolates
-    cancelling = rungs.allow_cancelling(climbed, port, trial.weights) if exact else []
+    stages, outputs = measure(reference, port, calls, trial, found, bounds)
+    say("all ends compared")
+    excused, measured_with = _excuse(stages, reference, port, trial, entries, again)
     partnerless = [r for r in calls.names if r not in trial.pairing.calls.values()]
-    by_number = {rung.number: rung for rung in climbed}
-    elsewhere = _frozen_otherwise(by_number, reference) + _stopped_elsewhere(by_number)
     tapped = trial.tapped | {call for call, kind in calls.kinds.items() if kind == "tap"}
-    roots, echoes = locate.find_roots(climbed, calls, trial.free.calls, partnerless, tapped,
-                                     {entry.reference.name for entry in entries},
-                                     _lacking_parameters(found, reference, port))  # fmt: skip
-    roots = _unmatched(found, climbed[1]) + roots
-    unnamed = backward.name_and_join(roots, reference, port, trial, trial.pairing.forced(calls))
-    evidence = causes.Evidence(reference, port, calls, trial, entries, prover, again)
-    found_before = sum(len(root.spots) for root in roots)
-    causes.explain(roots, evidence)
-    echoes += found_before - sum(len(root.spots) for root in roots)
-    roots += compare_as_written(reference.about, port.facts, climbed[2])
-    found_all = list(roots)
+    as_written, in_evaluation = compare_as_written(reference.about, port.facts, stages["2"])
     known = acceptance.parse(accept or [])
+    evidence = causes.Evidence(measured_with, port, calls, trial, entries, prover, again)
+    roots, unnamed = list[Root](), list[str]()
+    if any(spot.is_end for stage in stages.values() for spot in stage.spots) or initial:
+        roots = find_roots([*stages.values()], calls, trial.free.calls, partnerless, tapped,
+                           {entry.reference.name for entry in entries},
+                           _lacking_parameters(found, reference, port))  # fmt: skip
+        roots = [root for root in roots if _shows_in_an_end(root, stages)]
+        roots = complete(
+            stages.values(), _unmatched(found, stages["1"]) + roots + as_written, calls
+        )
+        own = [root for root in roots if root not in as_written]
+        unnamed = backward.name_and_join(own, measured_with, port, trial,
+                                         trial.pairing.forced(calls))  # fmt: skip
+        causes.explain(own, evidence)
+        roots = own + as_written
+        if outputs.unseen:
+            shown = next(spot.detail for spot in stages["6"].spots if spot.detail)
+            for root in (root for root in roots if root.direction == "forward"):
+                root.hints.insert(0, f"it shows {shown}, in the model's output alone")
+    if initial_spots := stages["0"].spots if not initial else []:
+        roots = [root for root in roots if root.direction != "initial values"]
+        roots += find_initial(initial_spots, calls)
+        causes.explain(roots[-1:], evidence)
     unused = acceptance.say_unused(known, roots)
     accepted = [root for root in roots if acceptance.is_accepted(root, known)]
-    roots = [root for root in roots if root not in accepted]
-    if not reference.about["repeats"]:  # what differs may be chance
-        echoes, roots = sum(len(rung.spots) for rung in climbed), []
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
-    beside = [root for root in roots if causes.is_no_fault(root, evidence)]
-    roots = [root for root in roots if root not in (*drawn, *beside)]
-    if beside and not roots:
-        roots = locate.find_hidden(climbed, [*beside, *accepted], calls)
+    roots = [root for root in roots if root not in (*accepted, *drawn)]
+    lacks = list[str]()
+    if accepted and not roots:
+        roots, lacks = _judge_beside(accepted, stages, evidence)
         causes.explain(roots, evidence)
-        echoes -= sum(len(root.spots) for root in roots)
+    beside = [*constants(reference, port), *(r for each in excused for r in each.beside),
+              *in_evaluation]  # fmt: skip
+    fates = settle(stages.values(), [*roots, *accepted, *drawn],
+                   {spot: each.name for each in excused for spot in each.spots})  # fmt: skip
+    require_settled(stages.values(), fates)
+    echoes = sum(fate.kind == ECHO for fate in fates.values())
+    if not reference.about["repeats"]:  # what differs may be chance
+        echoes, roots = sum(len(stage.spots) for stage in stages.values()), []
     shown = reference.about["repeats"] and (
         reference.about.get("forward") or notes.has_gradients(reference)
     )
-    rounded = any(root.entry == "made in float32" for root in found_all)
-    verdict = "different" if roots else "equal" if shown else "incomplete"
-    limits = notes.of(reference, port, trial, calls, partnerless, climbed, accepted, entries)
-    limits += elsewhere + cancelling
-    limits += unused
+    verdict = "different" if roots else "equal" if shown and not found.undecided else "incomplete"
+    limits = notes.of(reference, port, trial, calls, partnerless, [*stages.values()], entries)
+    limits += [each.note for each in excused if each.note]
+    limits += _inside(fates, roots) + unused
     if roots:
+        rounded = any(root.entry == "made in float32" for root in roots)
         paired = {r for slots in trial.pairing.slots.values() for r in slots.values()}
         by_hand = any(entry.given for entry in entries)
-        limits += unnamed + name_lines(found_all, follower, rounded, trial.weights, paired, by_hand)
+        limits += unnamed + name_lines(roots, follower, rounded, trial.weights, paired, by_hand)
         if again and port.isolates:
             name_lines_of_batches(roots, follower, trial.weights, again)
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)
-    uncompared = notes.unmatched_state(reference, trial, entries) + notes.untied(entries, climbed)
-    return Result(verdict, climbed, roots, echoes, accepted, drawn, beside, found,
+    uncompared = notes.unmatched_state(reference, trial, entries)
+    uncompared += notes.untied(entries, [*stages.values()]) + outputs.lacks + lacks
+    uncompared += compare_dropout(reference.about, port.facts, calls, trial.free.calls)
+    return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused, found,
                   trial.pairing.calls, partnerless, reference.about, port.facts, limits,
                   uncompared, notes.shuffled_tensors(entries))  # fmt: skip
+
+
+def measure(
+    reference: Trace, port: Port, calls: Calls, trial: Trial, found: Mapping, bounds: Bounds
+) -> tuple[dict[str, Stage], Outputs]:
+    """Measures all rungs, by number: the ends, and what locates them."""
+    entries, forward = found.entries, reference.about.get("forward")
+    climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
+    climbed += _runs(reference, port.facts, calls, trial, entries, bounds)
+    later: Arrays = {}
+    port.own = {} if forward else _own_gradients(reference, port, trial, entries)
+    if forward:
+        climbed += [Stage(number=number, name=name, lacks=FORWARD) for number, name in TRAINING]
+    else:
+        climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries)]
+        rung, later = rungs.accumulation(port, reference, entries, bounds)
+        climbed += [rung, rungs.curves(port, reference)]
+    stages = {rung.number: rung for rung in climbed}
+    outputs = compare_outputs(reference, port, trial, later, bounds)
+    stages["6"] = outputs.stage
+    if outputs.unseen:  # then what differs inside, where no loss looks, locates it
+        again = _runs(reference, port.facts, calls, trial, entries, bounds, masks=False)
+        stages |= {rung.number: rung for rung in again if rung.number in ("2", "2i")}
+    return stages, outputs
+
+
+def _own_gradients(reference: Trace, port: Port, trial: Trial, entries: list[Entry]) -> Arrays:
+    """Returns the port's gradients of its tensors of which one side alone has any: an optimizer is
+    fed what its own program gives it."""
+    grads = {n: trial.free.grads[n] for n in port.facts["parameters"] if n in trial.free.grads}
+    port.own = {}
+    fed = port.grads(reference.group("grad"))
+    found: Arrays = {}
+    for _, _, _, entry in rungs.one_sided(entries, grads, reference.group("grad")):
+        name = entry.port.name
+        if name in grads:
+            whole = found.setdefault(name, np.array(fed[name]))
+            if entry.port.cuts:
+                entry.port.take(found)[...] = entry.port.take(grads)
+            else:
+                whole[...] = grads[name]
+    return found
+
+
+def _excuse(
+    stages: dict[str, Stage], reference: Trace, port: Port, trial: Trial, entries: list[Entry],
+    again: Callable[[], Asked] | None,
+) -> tuple[list[Excused], Trace]:  # fmt: skip
+    """Tries each excuse; returns those that mend something, and the trace that the optimizer's
+    rungs were measured with."""
+    if reference.about.get("forward"):
+        return [], reference
+    clipped, mended = excuses.clip(stages, reference, port, entries, again)
+    found = [clipped, excuses.frozen(stages, entries, port)]
+    if rungs.precision_of(port, reference) == "float64" and port.isolates:
+        found.append(excuses.cancelling(stages, port, trial.weights))
+    return [each for each in found if each], mended
+
+
+def _shows_in_an_end(root: Root, stages: dict[str, Stage]) -> bool:
+    """Says if a root of an isolated rung may cause what differs at an end; what a module ends with
+    elsewhere, or where a gradient is stopped, is none of its own."""
+    if root.rung not in ("2i", "3i"):
+        return True
+    ends = (spot for number in ("2", "3", "5", "6") for spot in stages[number].spots if spot.is_end)
+    return any(may_cause(root, spot) for spot in ends)
+
+
+def _judge_beside(
+    accepted: list[Root], stages: dict[str, Stage], evidence: causes.Evidence
+) -> tuple[list[Root], list[str]]:
+    """Judges all else than what is accepted, as if that were mended: fed the reference's values in
+    all places, also of later batches.
+
+    Returns:
+        Roots, and what is not compared.
+    """
+    mends = [root for root in accepted if root.direction in ("forward", "backward")]
+    lacks = []
+    later: list[Root] = []
+    can = evidence.again is not None and evidence.trial.isolated is not None
+    if mends and can:
+        later = compare_batches(evidence, accepted)
+    elif mends:
+        lacks.append("batches behind the first, for they follow from what is accepted")
+    left = left_of_accepted(stages, accepted, evidence.calls, mended=bool(mends) and can)
+    if stages["8"].spots and not any(s.rule == "curve" for root in left for s in root.spots):
+        lacks.append("the loss curve, for it follows from what is accepted")
+    return later + left, lacks
+
+
+def compare_batches(evidence: causes.Evidence, accepted: list[Root]) -> list[Root]:
+    """Feeds the port the reference's values of each batch behind the first; returns the roots of
+    what is then wrong at other places than those accepted."""
+    reference, port, pairing = evidence.reference, evidence.port, evidence.trial.pairing
+    assert evidence.again
+    program, spec = evidence.again(), reference.about["batch"]
+    weights = prefixed("weights", reference.weights)
+    program.ask("widen", weights | prefixed("batch", reference.group("batch/0")), batch=spec)
+    places = {spot.where for root in accepted for spot in root.spots}
+    for step in range(1, len(reference.about["accumulated"])):
+        given = weights | prefixed("batch", reference.group(f"batch/{step}"))
+        told, seen = program.ask("run", given, batch=spec)
+        calls = replace(evidence.calls, arrays=seen)
+        ran = port.run(evidence.trial.weights, forced=pairing.forced(calls), step=step)
+        stage = rungs.activations("5", "", pairing, calls, ran, told["loss"], Bounds(reference), [])
+        wrong = [spot for spot in stage.spots if spot.where not in places]
+        if wrong:
+            batch = f"{rungs.BATCH}{step}"
+            spot = replace(wrong[0], where=batch, rule="loss")
+            root = root_of_free_run(spot, "accumulation")
+            root.hints.append(f"fed the reference's values, {wrong[0].where} differs")
+            return [root]
+    return []
+
+
+def _inside(fates: dict[Spot, Fate], roots: list[Root]) -> list[str]:
+    """Notes what differs between the ends, where no end does."""
+    inside = [spot for spot, fate in fates.items() if fate.kind == INSIDE and spot.rung != "0"]
+    if roots or not inside:
+        return []
+    return [f"{len(inside)} values inside differ, such as {inside[0].where}, and no end does: a "
+            "module ends elsewhere, or a gradient is stopped elsewhere"]  # fmt: skip
 
 
 def calls_of(reference: Trace) -> Calls:
@@ -144,7 +301,7 @@ def calls_of(reference: Trace) -> Calls:
 
 def _runs(
     reference: Trace, facts: dict[str, Any], calls: Calls, trial: Trial, entries: list[Entry],
-    bounds: Bounds,
+    bounds: Bounds, *, masks: bool = True,
 ) -> list[Stage]:  # fmt: skip
     """Rungs 2 and 3, and where the port can be fed, 2i and 3i."""
     loss, pairing = reference.about["loss"], trial.pairing
@@ -158,81 +315,18 @@ def _runs(
             continue
         climbed.append(
             rungs.activations(f"2{suffix}", f"activations{word}", pairing, calls, ran, loss, bounds,
-                              rungs.states(entries, ran.state, trial.weights, reference))
+                              rungs.states(entries, ran.state, trial.weights, reference),
+                              masks=masks)
         )  # fmt: skip
         number, name = f"3{suffix}", f"gradients{word}"
         if reference.about.get("forward"):
             climbed.append(Stage(number=number, name=name, lacks=FORWARD))
         elif suffix and inside:
-            climbed.append(Stage(number=number, name=name, lacks=INSIDE))
+            climbed.append(Stage(number=number, name=name, lacks=DIFFERENTIATES))
         else:
             climbed.append(rungs.gradients(number, name, pairing, entries, reference, calls, ran,
                                            bounds))  # fmt: skip
     return climbed
-
-
-def _frozen_otherwise(rungs_of: dict[str, Stage], reference: Trace) -> list[str]:
-    """Finds gradients that one side alone has, of tensors that neither side's optimizer moves: one
-    freezes them in the model, such as by `requires_grad`, and the other in the optimizer.
-
-    Fed the reference's gradients, which are zero, any optimizer leaves a tensor as it is: the loss
-    curves have to be equal, too.
-    """
-    moved = [rungs_of["4"], rungs_of["4i"]]
-    if any(rung.lacks for rung in (*moved, rungs_of["8"])) or rungs_of["8"].spots:
-        return []
-    still = {name for name, x in reference.group("varied").items() if not x.any()}
-    still -= {spot.detail for rung in moved for spot in rung.spots}
-
-    def is_frozen(spot: Finding) -> bool:
-        if not isinstance(spot, Spot) or spot.rule != "gradient" or spot.ours is None:
-            return False
-        one_side = spot.theirs is not None and spot.ours.any() != spot.theirs.any()
-        return one_side and spot.where.partition("[")[0] in still
-
-    tensors = set[str]()
-    for rung in (rungs_of[number] for number in ("3", "3i", "5")):
-        tensors |= {spot.where.partition("[")[0] for spot in rung.findings if is_frozen(spot)}
-        rung.findings = [spot for spot in rung.findings if not is_frozen(spot)]
-    said = f"{locate.list_some(sorted(tensors))}: one side alone has a gradient, and neither "
-    return [f"{said}optimizer moves them"] if tensors else []
-
-
-def _stopped_elsewhere(rungs_of: dict[str, Stage]) -> list[str]:
-    """Finds a gradient that one side stops in a module and the other behind it, such as of padding:
-    where each parameter's is right, no other that arrives anywhere is a difference. Where anything
-    else is wrong, none is of a tensor whose part that differs gets none when the port runs alone,
-    and none that arrives at what holds this tensor."""
-    isolated, free = rungs_of["3i"], rungs_of["3"]
-    whole = [rungs_of[number] for number in ("2", "2i", "3", "5")]
-    stopped = isolated.spots
-    if any(rung.lacks or rung.spots for rung in whole):
-        alone = {spot.where: spot for spot in free.spots}
-        of_tensors = [s for s in stopped if not free.lacks and _is_stopped_behind(s, alone)]
-        holders = {spot.where.partition("[")[0].rpartition(".")[0] for spot in of_tensors}
-        stopped = [spot for spot in stopped if spot in of_tensors
-                   or (spot.rule == "cotangent" and module_of(spot.where) in holders)]  # fmt: skip
-    if not stopped:
-        return []
-    note = (f"another gradient at {len(stopped)} places, such as {stopped[0].where}, changes none "
-            "of a parameter: it is stopped at another place")  # fmt: skip
-    isolated.findings = [found for found in isolated.findings if found not in stopped]
-    return [note]
-
-
-def _is_stopped_behind(spot: Spot, alone: dict[str, Spot]) -> bool:
-    """Says if a tensor's gradient differs in no more than a part that gets none, in the reference
-    and in a port that is not fed the reference's gradients.
-
-    Args:
-        alone: by name: a gradient of such a port that is not the reference's.
-    """
-    if spot.rule != "gradient" or spot.ours is None or spot.theirs is None:
-        return False
-    none = spot.theirs == 0
-    if spot.where in alone:
-        none &= alone[spot.where].ours == 0
-    return bool(none.any() and norm_gap(spot.ours[~none], spot.theirs[~none]) <= spot.bound)
 
 
 def pair_tensors(
@@ -325,7 +419,7 @@ def _lacking_parameters(found: Mapping, reference: Trace, port: Port) -> list[st
     return [name for only, about in sides for name in only if name in about["parameters"]]
 
 
-def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:
+def _unmatched(found: Mapping, rung: Stage) -> list[Root]:
     """Makes a root for each side that has tensors alone; their shapes are said."""
     roots = []
     both = bool(found.only_reference and found.only_port)
@@ -334,10 +428,10 @@ def _unmatched(found: Mapping, rung: Stage) -> list[locate.Root]:
         if names:
             spots = [spot for spot in rung.spots if spot.where in names]
             shapes = [f"{name} {found.sides[at].shapes[name]}" for name in names]
-            root = locate.Root("1", locate.list_some(names), "mapping", spots, names, spots[0])
+            root = Root("1", list_some(names), "mapping", spots, names, spots[0])
             root.entry = "mapping"
             root.cause = (f"tensors of the {side} alone: nothing on the other side fits them: "
-                          f"{locate.list_some(shapes)}")  # fmt: skip
+                          f"{list_some(shapes)}")  # fmt: skip
             kept = side == "port" and [name for name in names if STATISTICS.search(name)]
             root.remedy = (
                 f"{', '.join(kept)}: running statistics are no parameters: give them as a "

@@ -55,6 +55,9 @@ STATISTICS = {"mean", "var", "running_mean", "running_var"}
 BIASES = {"bias", "b", "beta", "offset", "shift"}
 GAINS = {"weight", "kernel", "scale", "gamma", "embedding", "w", "g"}
 LEAVES = BIASES | GAINS
+# One name for what a layer multiplies by, and one for what it adds, where a path is compared.
+SAME_LEAF = dict.fromkeys(("kernel", "w", "embedding", "scale", "gamma"), "weight")
+SAME_LEAF |= dict.fromkeys(("b", "beta"), "bias")
 # A tensor of torch's recurrent cells.
 CELL = re.compile(r"(weight|bias)_((?P<gate>[ih]h)(?:_l(?P<layer>\d+)(?P<reverse>_reverse)?)?)$")
 
@@ -82,6 +85,39 @@ def words(name: str) -> frozenset[str]:
         if stem and stem not in LEAVES:
             found |= MEANING.get(stem, {stem})
     return frozenset(found)
+
+
+Path = tuple[tuple[str, ...], tuple[int, ...]]  # the words of a name, and its numbers
+
+
+def exact_paths(names_of: Collection[str]) -> dict[str, Path]:
+    """Maps names to their paths, in one spelling of separators, numbers and leaves: those of
+    layers_0.Attn.kernel and layers.0.attn.weight are equal. What all names begin with is left out,
+    and a leaf that would make two tensors one keeps its own name."""
+    every = [segments(name) for name in names_of]
+    shared = 0
+    while every and all(len(path) > shared + 1 and path[shared] == every[0][shared]
+                        for path in every):  # fmt: skip
+        shared += 1
+    made = {".".join(path): _path(path[shared:], SAME_LEAF) for path in every}
+    counts = Counter(made.values())
+    found = {}
+    for name, path in zip(names_of, every):
+        usual = made[".".join(path)]
+        found[name] = usual if counts[usual] == 1 else _path(path[shared:], {})
+    return found
+
+
+def _path(path: list[str], leaves: dict[str, str]) -> Path:
+    *outer, leaf = path
+    tokens = [token for segment in [*outer, leaves.get(leaf.lower(), leaf)]
+              for token in re.findall(r"[a-z]+|\d+", _snake(segment))]  # fmt: skip
+    return (tuple(token for token in tokens if not token.isdigit()),
+            tuple(int(token) for token in tokens if token.isdigit()))  # fmt: skip
+
+
+def _snake(segment: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", segment).lower()
 
 
 def roles(name: str, count: int) -> tuple[str, ...]:

@@ -6,19 +6,16 @@ import numpy as np
 
 from lockstep.check.layout import Entry, Piece
 from lockstep.check.prove import Trial
-from lockstep.check.roots.locate import Root, list_some
-from lockstep.check.rungs import Stage, changed_state, end_of_schedule, labels_of
+from lockstep.check.roots.locate import list_some
+from lockstep.check.rungs import Stage, changed_state, labels_of
 from lockstep.check.sides.modules import Calls, module_of, shapes_of_other_sizes
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
-from lockstep.check.written import note_dropout
-
-FREE = ("2", "3", "5", "8")
 
 
 def of(
     reference: Trace, port: Port, trial: Trial, theirs: Calls, partnerless: list[str],
-    climbed: list[Stage], accepted: list[Root], entries: list[Entry],
+    climbed: list[Stage], entries: list[Entry],
 ) -> list[str]:  # fmt: skip
     """Returns what limits the verdict, and what is odd.
 
@@ -42,7 +39,6 @@ def of(
         total = len(partnerless) + len(pairing.calls)
         found.append(f"{len(partnerless)} of the reference's {total} calls have no partner, such "
                      f"as {partnerless[0]}: they are compared by what follows them")  # fmt: skip
-    found += note_dropout(reference.about, port.facts)
     found += _of_calls(theirs, trial, partnerless, entries)
     if turned := turned_windows(entries):
         found.append(f"{list_some(turned)}: turned half round; what is loaded there must be, too; "
@@ -75,8 +71,6 @@ def of(
             found.append(f"the {side}'s optimizer keeps {', '.join(kept)} in float32: here float64")
         if about.get("scales"):
             found.append(f"the {side}'s GradScaler is off: `update` is given unscaled gradients")
-    if accepted and any(rung.spots for rung in climbed if rung.number in FREE):
-        found.append("what is accepted is not undone: rungs 2, 3, 5, 8 show what follows from it")
     return found
 
 
@@ -182,16 +176,24 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     rungs = {rung.number: rung for rung in climbed}
     if not rungs["4i"].lacks:
         steps = len(reference.about.get("losses", []))
-        runs = [] if rungs["4"].lacks else [end_of_schedule(reference.group("varied"))]
-        seen = max(*labels_of(reference).values(), *runs)
-        found.append(f"the optimizer was seen for {seen} updates, and for {steps} in the loss "
-                     "curves: what a schedule does later is not compared (--steps)")  # fmt: skip
+        found.append(f"the optimizer was seen for {updates_seen(reference, climbed)} updates, and "
+                     f"for {steps} in the loss curves: what a schedule does later is not compared "
+                     "(--steps)")  # fmt: skip
         if len(labels_of(reference)) == 1:
             found.append("the reference is large: its optimizer was fed gradients of one scale; a "
                          "clip or an epsilon that others show is not compared")  # fmt: skip
     if kept := reference.about.get("kept", []):
         found.append(f"update keeps {', '.join(kept[:4])}, which is not compared")
     return found
+
+
+def updates_seen(reference: Trace, climbed: list[Stage]) -> int:
+    """Returns how many updates of the optimizer were compared."""
+    rungs = {rung.number: rung for rung in climbed}
+    if rungs["4i"].lacks:
+        return 0
+    runs = [] if rungs["4"].lacks else [len(x) for x in reference.group("varied").values()]
+    return max(*labels_of(reference).values(), *runs)
 
 
 def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> list[str]:

@@ -18,6 +18,7 @@ from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep_recorder.main import write
+from lockstep_recorder.recording import outputs_of
 
 REMEDY = "record it with `lockstep record PORT --like REFERENCE.trace -o PORT.trace`"
 
@@ -32,6 +33,7 @@ class RecordedPort(Port):
         self.facts, self.initial = recorded.about, recorded.weights
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping = self.first = None
+        self.own = {}
 
     def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
         """Raises UserError where the recording started from other weights."""
@@ -43,7 +45,8 @@ class RecordedPort(Port):
         calls = Calls(about["events"], about["kinds"], self.recorded.arrays,
                       aliases_of(about["tied"]))  # fmt: skip
         group = self.recorded.group
-        return PortRun(about["loss"], calls, group("grad"), group("state"))
+        outputs = outputs_of(about["events"], self.recorded.arrays)
+        return PortRun(about["loss"], calls, group("grad"), group("state"), outputs)
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Returns the moments of the whole tensor."""
@@ -58,20 +61,28 @@ class RecordedPort(Port):
             return f"its optimizer was fed other gradients; {REMEDY}"
         return ""
 
+    @property
+    def _steps(self) -> Trace:
+        """The recording of its optimizer, with torch's clip mended where that is asked for."""
+        if self.mends and "mended" in self.facts:
+            return self.recorded.with_steps(self.facts["mended"], self.recorded.group("mended"))
+        return self.recorded
+
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
-        before, after = (self.recorded.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
+        before, after = (self._steps.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
         none = labels_of(self.recorded).get(label, 0) <= step
         return {name: np.zeros(self.shapes[name]) if none else after[name] - before[name]
                 for name in self.facts["parameters"]}  # fmt: skip
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
-        return {name: x[:steps] for name, x in self.recorded.group("varied").items()}
+        self.facts |= {"ended": self._steps.about.get("ended", "")}
+        return {name: x[:steps] for name, x in self._steps.group("varied").items()}
 
-    def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
-        return self.facts["accumulated"], self.recorded.group("sum"), self.recorded.group("carried")
+    def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
+        return self.facts["accumulated"], self.recorded
 
     def train(self, weights: Arrays, steps: int) -> list[float]:
-        return self.facts.get("losses", [])[:steps]
+        return list(self._steps.about.get("losses", []))[:steps]
 
 
 def require_same_batches(port: Trace, reference: Trace, name: str) -> None:

@@ -123,6 +123,8 @@ def figure(root: Root) -> str:
         total = len(root.spots)
         tensors = f"{total} tensor{'s' * (total != 1)}"
         return f"{tensors}, {constant} of them constant on one side, or another constant"
+    if largest.rule == "end":
+        return "one side ends earlier"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     if root.rung == "0":

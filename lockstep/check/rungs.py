@@ -1,13 +1,12 @@
 """Comparisons of each rung, and what they find."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from lockstep.check.layout import Entry
 from lockstep.check.sides.modules import Calls, Pairing, call_of
-from lockstep.check.sides.port import Port, PortRun
+from lockstep.check.sides.port import Port, PortRun, norm_of
 from lockstep.check.sides.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.envelope import compare_curves
@@ -16,9 +15,9 @@ from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
 from lockstep_recorder.noise import STATISTICS
 
+ENDS = ("1", "2", "3", "4", "4i", "5", "6", "8")
 BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
-NEARLY = 100  # bounds, within which a gradient may be rounding that its terms leave
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
 
@@ -38,6 +37,12 @@ class Spot(Finding):
     ours: np.ndarray | None = None
     theirs: np.ndarray | None = None
 
+    @property
+    def is_end(self) -> bool:
+        """Says if a user would ship what differs: ends make the verdict. What modules are given and
+        give inside, and all of the isolated rungs, only locates."""
+        return self.rung in ENDS and self.rule not in ("input", "output")
+
 
 @dataclass(kw_only=True, eq=False)
 class Stage(Outcome):
@@ -46,6 +51,7 @@ class Stage(Outcome):
     lacks: str = ""  # why it was not run
     masked: list[str] = field(default_factory=list)  # calls that differ where no loss looks
     kept: tuple[np.ndarray, ...] = ()  # the curves
+    excused: list[Spot] = field(default_factory=list)  # what an excuse has mended, see `excuses`
 
     def add(
         self, what: str, where: str, figure: float, bound: float, port: str = "",
@@ -58,8 +64,13 @@ class Stage(Outcome):
         self.findings.append(found)
 
     @property
-    def spots(self) -> list[Spot]:
+    def every_spot(self) -> list[Spot]:
         return [found for found in self.findings if isinstance(found, Spot)]
+
+    @property
+    def spots(self) -> list[Spot]:
+        """Those that no excuse has mended."""
+        return [spot for spot in self.every_spot if spot not in self.excused]
 
 
 class Bounds:
@@ -80,9 +91,13 @@ class Bounds:
 
 def activations(
     number: str, name: str, pairing: Pairing, reference: Calls, ran: PortRun,
-    reference_loss: float, bounds: Bounds, states: list[Pieces],
+    reference_loss: float, bounds: Bounds, states: list[Pieces], *, masks: bool = True,
 ) -> Stage:  # fmt: skip
-    """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss."""
+    """Rung 2, and 2i where the run was forced: inputs and outputs of each call, and the loss.
+
+    Args:
+        masks: inside, positions that no loss looks at are left out.
+    """
     rung = Stage(number=number, name=name)
     for p in ran.calls.names:
         for mine, other in pairing.slots.get(p, {}).items():
@@ -94,7 +109,7 @@ def activations(
             figure = norm_gap(a, b)
             masked = reference.unseen(other)
             masked = pairing.masked.get(b.shape[:-1]) if masked is None else masked
-            if not figure <= bound and masked is not None:
+            if masks and not figure <= bound and masked is not None:
                 elsewhere = norm_gap(a[~masked], b[~masked])
                 rung.masked += [r] * (elsewhere <= bound)
                 figure = min(figure, elsewhere)
@@ -145,7 +160,8 @@ def _add_gradients(
     whole = _largest(theirs_of)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
         figure = _gradient_gap(ours, theirs, whole)
-        parts = float(np.linalg.norm(entry.reference.take(first)))
+        known = entry.reference.name in first
+        parts = float(np.linalg.norm(entry.reference.take(first))) if known else 0.0
         if (size := float(np.linalg.norm(theirs))) < parts:
             figure *= size / parts
         bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
@@ -153,21 +169,31 @@ def _add_gradients(
 
 
 def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Pieces]:
-    """(name, ours, theirs, entry) of what both sides have, in the reference's layout.
+    """(name, ours, theirs, entry) of what either side has, in the reference's layout; zeros where
+    the other has nothing, such as the gradient of a buffer.
 
     What the reference ties and the port does not is summed.
     """
     found = []
     for entry in entries:
-        if entry.alias or entry.port.name not in port or entry.reference.name not in reference:
+        known = entry.port.name in port, entry.reference.name in reference
+        if entry.alias or not any(known):
             continue
-        ours = entry.to_reference(entry.port.take(port))
+        none = np.zeros(entry.shape)
+        ours = entry.to_reference(entry.port.take(port)) if known[0] else none
         for other in entries:
             if other.alias and other.reference == entry.reference and other.port.name in port:
                 ours = ours + other.to_reference(other.port.take(port))
-        theirs = entry.reference.take(reference)
+        theirs = entry.reference.take(reference) if known[1] else none
         found.append((str(entry.reference), ours, theirs, entry))
     return found
+
+
+def one_sided(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Pieces]:
+    """Selects the pieces of which one side alone has a gradient."""
+    least = NORM.bound * max(_largest(reference), _largest(port))
+    return [piece for piece in by_piece(entries, port, reference)
+            if len({bool(np.linalg.norm(x) > least) for x in piece[1:3]}) == 2]  # fmt: skip
 
 
 def labels_of(reference: Trace) -> dict[str, int]:
@@ -178,30 +204,6 @@ def labels_of(reference: Trace) -> dict[str, int]:
             _, label, step, _ = name.split("/", 3)
             found[label] = max(found.get(label, 0), int(step))  # the last has weights alone
     return dict(sorted(found.items(), key=lambda each: (each[0] != "1", each[0])))
-
-
-def allow_cancelling(climbed: list[Stage], port: Port, weights: Arrays) -> list[str]:
-    """Judges gradients that are apart by little more than the bound by the port's own noise, where
-    no other gradient is further: where terms nearly cancel, rounding is most of what they leave.
-
-    Returns:
-        A note, if a gradient is allowed more.
-    """
-    found = [rung for rung in climbed if rung.number in ("3", "3i", "5")]
-    spots = [spot for rung in found for spot in rung.spots]
-    near = all(spot.rule == "gradient" and spot.figure <= NEARLY * NORM.bound for spot in spots)
-    if not spots or not near:
-        return []
-    noise, allowed = port.noise(weights, 1), set[str]()
-    for rung in found:
-        for at, spot in enumerate(rung.findings):
-            name = spot.port.partition("[")[0] if isinstance(spot, Spot) else ""
-            bound = NOISE.bound * noise.get(f"grad/{name}", 0.0)
-            if name and spot.figure <= bound:
-                rung.findings[at] = check_bound(spot.rule, spot.where, spot.figure, bound)
-                allowed.add(f"{spot.where} by {spot.figure:.2g}")
-    apart = ", ".join(sorted(allowed))
-    return [f"gradients apart by no more than the port's own rounding: {apart}"] if apart else []
 
 
 def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
@@ -227,45 +229,52 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
 
 
 def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
-    """Rung 4: many steps of the optimizer alone, for its schedule.
+    """Rung 4: many steps of the optimizer alone, for its schedule, as far as either side goes.
 
-    Tensors that both sides have whole are compared, by what each step moves them by. A step that
-    neither side survives, such as behind a division by zero, is no difference.
+    What each step moves a tensor by is compared; of tensors that are fused or stacked on one side,
+    what it moves them by together. A step that neither side survives, such as behind a division by
+    zero, is no difference; one before which one side alone ends is.
     """
     rung = Stage(number="4", name="update, alone")
     theirs = reference.group("varied")
     rung.lacks = reference.about["lacks"].get("optimizer", "" if theirs else "no such run recorded")
     rung.lacks = rung.lacks or port.begin(port.weights(reference.weights))
-    pairs = whole_tensors(entries, theirs)
-    if rung.lacks or not pairs:
-        rung.lacks = rung.lacks or "no tensor is whole on both sides"
+    if rung.lacks:
         return rung
-    steps = end_of_schedule(theirs)
-    ours = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
-    steps = min(steps, *(len(ours.get(p, ())) for _, p in pairs))
-    bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
-    if not steps:
+    steps = max(map(len, theirs.values()))
+    ended = bool(reference.about.get("ended"))  # then the port is asked for one step more
+    ours = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"),
+                      steps + ended)  # fmt: skip
+    taken = max(map(len, ours.values()), default=0)
+    if not taken:
         rung.lacks = "the port has no such run"
         return rung
+    bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
     found = []
-    for r, p in pairs:
-        a, b = ours[p][:steps], theirs[r][:steps]
-        size = float(np.linalg.norm(reference.weights[r]))
+    for names, partners in whole_tensors(entries, reference.weights):
+        a, b = (_moved_together(side, names_of, min(taken, steps))
+                for side, names_of in ((ours, partners), (theirs, names)))  # fmt: skip
+        size = norm_of({name: reference.weights[name] for name in names})
         scale = largest_finite(b) + 16 * epsilon(precision_of(port, reference)) * size / bound
-        gaps = np.abs(a - b) / scale if scale else np.zeros(steps)
+        gaps = np.abs(a - b) / scale if scale else np.zeros(len(a))
         gaps[~np.isfinite(a) & ~np.isfinite(b)] = 0.0
         first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
-        found.append((first, r, p, float(gaps.max()), a, b))
+        found.append((first, names[0], partners[0], float(gaps.max()), a, b))
     for first, r, p, figure, a, b in sorted(found, key=lambda each: each[:2]):
         rung.add("update", f"{r}, step {first} of {steps}", figure, bound, p, a, b, r)
+    if taken != steps:
+        side, why = (("port", port.facts.get("ended")) if taken < steps
+                     else ("reference", reference.about["ended"]))  # fmt: skip
+        rung.add("end", f"the {side} ends at update {min(taken, steps) + 1}", np.inf, 0.0,
+                 detail=str(why))  # fmt: skip
     return rung
 
 
-def end_of_schedule(moved: Arrays) -> int:
-    """Steps up to the last that moves anything: what a schedule does behind its end is nobody's."""
-    sizes = np.stack([x / (largest_finite(x) or 1.0) for x in moved.values()])
-    active = np.flatnonzero(~(sizes.max(axis=0) <= ALONE))
-    return int(active[-1]) + 1 if len(active) else sizes.shape[1]
+def _moved_together(moved: Arrays, names: list[str], steps: int) -> np.ndarray:
+    """(steps,): the norm of what some tensors are moved by; 0 for what never is, such as a
+    buffer."""
+    squares = [np.square(moved[name][:steps]) for name in names if name in moved]
+    return np.sqrt(np.sum(squares, axis=0)) if squares else np.zeros(steps)
 
 
 def largest_finite(x: np.ndarray) -> float:
@@ -273,12 +282,18 @@ def largest_finite(x: np.ndarray) -> float:
     return float(x.max(initial=0.0, where=np.isfinite(x)))
 
 
-def whole_tensors(entries: list[Entry], known: Arrays) -> list[tuple[str, str]]:
-    """(reference's, port's) tensors that are each other's and nobody else's."""
-    names = [(e.reference.name, e.port.name) for e in entries]
-    counts = [Counter(each) for each in zip(*names)]
-    return [(r, p) for (r, p), e in zip(names, entries)
-            if counts[0][r] == counts[1][p] == 1 and not e.alias and r in known]  # fmt: skip
+def whole_tensors(entries: list[Entry], weights: Arrays) -> list[tuple[list[str], list[str]]]:
+    """Lists the smallest groups of tensors, (reference's, port's), of which each side's have all of
+    the other's: one and one, or a fused one and its parts. What one side ties is in none."""
+    pairs = {(e.reference.name, e.port.name) for e in entries}
+    tied = {name for e in entries if e.alias for name in (e.reference.name, e.port.name)}
+    groups: list[tuple[set[str], set[str]]] = []
+    for r, p in sorted(pairs):
+        met = [group for group in groups if r in group[0] or p in group[1]]
+        groups = [group for group in groups if group not in met]
+        groups.append(({r}.union(*(a for a, _ in met)), {p}.union(*(b for _, b in met))))
+    return [(sorted(a), sorted(b)) for a, b in groups
+            if not tied & (a | b) and a <= weights.keys()]  # fmt: skip
 
 
 def changes(
@@ -289,7 +304,8 @@ def changes(
     before, after = (reference.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
     ours = port.update(port.weights(before), reference.group(f"{here}/grad"), label, step)
     theirs = {name: after[name] - before[name] for name in reference.about["parameters"]}
-    return by_piece(entries, ours, theirs)
+    trained = [e for e in entries if e.reference.name in theirs or e.port.name in ours]
+    return by_piece(trained, ours, theirs)
 
 
 def precision_of(port: Port, reference: Trace) -> str:
@@ -311,26 +327,31 @@ def _update_gap(
     return (float(distance / scale) if scale else np.inf if distance else 0.0), bound
 
 
-def accumulation(port: Port, reference: Trace, entries: list[Entry], bounds: Bounds) -> Stage:
-    """Rung 5: several batches in a row: their losses, gradients summed, and the state left.
+def accumulation(
+    port: Port, reference: Trace, entries: list[Entry], bounds: Bounds
+) -> tuple[Stage, Arrays]:
+    """Rung 5: several batches in a row: their losses, gradients summed, and the state left; what
+    the model gives is rung 6's.
 
     A loss is relative to the largest of them: a mean of signed numbers may be nothing but rounding.
+
+    Returns:
+        Also `STEP/KEY`, the port's outputs.
     """
     rung = Stage(number="5", name="accumulation")
-    losses = reference.about["accumulated"]
-    weights = port.weights(reference.weights)
-    ours, sums, carried = port.accumulate(weights, len(losses))
+    losses, weights = reference.about["accumulated"], port.weights(reference.weights)
+    ours, found = port.accumulate(weights, len(losses))
     largest = max(map(abs, losses), default=0.0)
     for step, (a, b) in enumerate(zip(ours, losses)):
         x, y = np.array([a]), np.array([b])
         bound = bounds.of("losses", "losses")
         figure = norm_gap(x, y) * abs(b) / largest if largest else norm_gap(x, y)
         rung.add("loss", f"{BATCH}{step}", figure, bound, "loss", x, y)
-    _add_gradients(rung, sums, "sum", reference, entries, bounds)
-    for name, x, y, entry in states(entries, carried, weights, reference, "carried"):
+    _add_gradients(rung, found.group("sum"), "sum", reference, entries, bounds)
+    for name, x, y, entry in states(entries, found.group("carried"), weights, reference, "carried"):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add("state", name, norm_gap(x, y), bound, str(entry.port), x, y)
-    return rung
+    return rung, found.group("output")
 
 
 def states(
@@ -346,11 +367,8 @@ def states(
     """
     theirs = reference.group(group)
     changed = {*changed_state(theirs, reference.weights)}, {*changed_state(ours, weights)}
-    for entry in entries:
-        r, p = entry.reference.name, entry.port.name
-        if r in changed[0] or p in changed[1]:
-            theirs, ours = {r: reference.weights[r], **theirs}, {p: weights[p], **ours}
-    return by_piece(entries, ours, theirs)
+    moved = [e for e in entries if e.reference.name in changed[0] or e.port.name in changed[1]]
+    return by_piece(moved, {**weights, **ours}, {**reference.weights, **theirs})
 
 
 def is_of_a_norm(spot: Spot) -> bool:

@@ -1,17 +1,20 @@
 """Differences of two programs as they are written, which their runs in float64 leave out."""
 
+from collections import Counter
 from typing import Any
 
 from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Stage
+from lockstep.check.sides.modules import Calls, is_one_value
 from lockstep_recorder.noise import ULPS
 
 Facts = dict[str, Any]
 
 
-def compare_as_written(reference: Facts, port: Facts, rung: Stage) -> list[Root]:
+def compare_as_written(reference: Facts, port: Facts, rung: Stage) -> tuple[list[Root], list[Root]]:
     """Returns roots, whose findings it adds to a rung: what the port alone computes in a narrower
-    format, though both sides' products have one, and where it alone drops out in evaluation.
+    format, though both sides' products have one; and where it alone drops out in evaluation, which
+    stands beside the verdict, for dropout is switched off.
 
     Args:
         reference: what its recording says of it; a trace of before may lack this.
@@ -19,8 +22,8 @@ def compare_as_written(reference: Facts, port: Facts, rung: Stage) -> list[Root]
     """
     theirs, ours = (facts.get("written") or {} for facts in (reference, port))
     if not (theirs and ours):
-        return []
-    roots = []
+        return [], []
+    roots, beside = [], []
     for kind, (dtype, line) in sorted(ours["delicate"].items()):
         usual = theirs["delicate"].get(kind, [theirs["products"]])[0]
         if theirs["products"] == ours["products"] and ULPS[dtype] > ULPS[usual]:
@@ -36,8 +39,8 @@ def compare_as_written(reference: Facts, port: Facts, rung: Stage) -> list[Root]
             f"on in evaluation, too, where the reference has none: {line}",
         )
         root.remedy = "switch it off in evaluation: F.dropout(x, p, training=self.training)"
-        roots.append(root)
-    return roots
+        beside.append(root)
+    return roots, beside
 
 
 def _root(rung: Stage, what: str, line: str, figure: float, bound: float) -> Root:
@@ -47,16 +50,27 @@ def _root(rung: Stage, what: str, line: str, figure: float, bound: float) -> Roo
     return Root(rung.number, where, "forward", [spot], [where], spot)
 
 
-def note_dropout(reference: Facts, port: Facts) -> list[str]:
-    """Notes that one side alone would drop out in training."""
-    sides = {"reference": reference, "port": port}
-    drops = {side: (facts.get("written") or {}).get("drops", []) for side, facts in sides.items()}
-    found = []
-    for (side, places), other in zip(drops.items(), ("port", "reference")):
-        if places and not drops[other]:
-            more = f" and {len(places) - 1} places more" if len(places) > 1 else ""
-            found.append(
-                f"the {side} drops out at {places[0]}{more}: switched off here; no dropout of the "
-                f"{other} is seen"
-            )
-    return found
+def compare_dropout(reference: Facts, port: Facts, theirs: Calls, ours: Calls) -> list[str]:
+    """Tells where dropout differs, which is switched off here: its rates, and its places as far as
+    modules show what they are given."""
+    sides = [(facts.get("written") or {}).get("rates", {}) for facts in (reference, port)]
+    if sorted(sides[0].values()) != sorted(sides[1].values()):
+        said = [", ".join(f"{n} times {rate:g}" for rate, n in sorted(Counter(x.values()).items()))
+                or "none" for x in sides]  # fmt: skip
+        return [f"dropout, which is off here: {said[0]} in the reference, {said[1]} in the port"]
+    values = [
+        [
+            (rate, calls.arrays[f"in/{place}"])
+            for place, rate in rates.items()
+            if f"in/{place}" in calls.arrays
+        ]
+        for rates, calls in zip(sides, (theirs, ours))
+    ]
+    if not len(values[0]) == len(values[1]) == len(sides[0]):
+        return []  # functions, whose place no module shows
+    for rate, x in values[0]:
+        if not any(rate == other and is_one_value(y, x) for other, y in values[1]):
+            place = next(name for name, given in sides[0].items() if given == rate)
+            return [f"dropout, which is off here: that of the reference's {place} stands at another "
+                    "place in the port"]  # fmt: skip
+    return []

@@ -51,7 +51,7 @@ def test_it_says_what_equal_means(tmp_path: Path, capsys: pytest.CaptureFixture[
     pair, report = ported(tmp_path, *TRAINS_OTHERWISE), tmp_path / "a.json"
     assert run("check", *pair, "--forward", "--json", report) == DONE
     said = capsys.readouterr().out
-    assert said.startswith("EQUAL: torch port of ref.py, forward pass only, 4 rungs; not run: ")
+    assert said.startswith("EQUAL: torch port of ref.py, forward pass only, 5 rungs; not run: ")
     assert "note: forward pass only, in the programs' own precision: no gradient, update" in said
     found = json.loads(report.read_text())
     assert {rung["rung"] for rung in found["rungs"] if rung["not_run"]} == NOT_RUN

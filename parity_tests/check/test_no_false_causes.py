@@ -508,20 +508,6 @@ def test_the_first_moment_alone_is_corrected_and_no_rate_is_another() -> None:
     assert root.cause == "bias correction of the first moment alone, for True"
 
 
-@pytest.mark.parametrize("figure", [3e-8, 3e-6])
-def test_a_sum_of_gradients_is_as_far_apart_as_each_of_them(figure: float) -> None:
-    """The loss is apart by less than gradients are where a constant is rounded far from it."""
-    rungs = [Stage(number=number, name="") for number in ("2", "3", "4", "5", "8")]
-    given = {"2": ("loss", 5e-12), "3": ("gradient", 2e-8), "5": ("gradient", figure)}
-    for rung in rungs:
-        if rung.number in given:
-            rung.add(given[rung.number][0], "w", given[rung.number][1], 1e-12)
-    (spot,) = rungs[0].spots
-    known = [locate.Root("2", "loss", "forward", [spot], ["loss"], spot)]
-    found = locate.find_hidden(rungs, known, Calls([], {}, {}, {}))
-    assert [root.direction for root in found] == ["accumulation"] * (figure > 1e-6)
-
-
 def test_positions_that_are_joined_are_no_rotation() -> None:
     """Two rows of a batch's numbers were told as halves turned, of a program without rotation."""
     entries = [

@@ -489,16 +489,3 @@ def test_the_lines_that_take_a_function_s_place_are_torch_s(name: str) -> None:
             moved = theirs(draw(1), draw(seed))
             for name, x in ours(draw(1), draw(seed)).items():
                 np.testing.assert_allclose(x, moved[name], rtol=1e-11)
-
-
-@pytest.mark.parametrize(("cause", "framework", "size", "expected"), [
-    (optimizer.EPSILON_INSIDE, "jax", 1e-4, True), (optimizer.EPSILON_INSIDE, "jax", 1e-3, False),
-    (optimizer.ADDED_TO_SQUARES, "jax", 1e-6, True),
-    (differ.NO_EPSILON, "jax", 1e-6, True), (differ.NO_EPSILON, "torch", 1e-6, False),
-])  # fmt: skip
-def test_what_a_library_has_no_argument_for_is_no_fault_while_slight(
-    cause: str, framework: str, size: float, expected: bool
-) -> None:
-    spot = Spot(**vars(check_bound("update", "a", size, 1e-12)), rung="4i")
-    root = Root("4i", "optimizer", "update", [spot], ["optimizer"], spot, cause=cause)
-    assert optimizer.is_of_a_library(root, framework) is expected

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.check import assert_equivalent
+from lockstep.check import assert_equivalent, check
 from lockstep.check.check import Result
-from parity_tests.check.inside import check_inside, record_inside
+from lockstep.check.sides import trace
+from lockstep.check.sides.port import Port
+from lockstep_recorder import main
+from parity_tests.check.inside import Inside, check_inside, record_inside
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
@@ -54,7 +57,7 @@ def optimizer(model):
 """
 
 
-def check(folder: Path, steps: int) -> None:
+def check_schedule(folder: Path, steps: int) -> None:
     (folder / "ref.py").write_text(REFERENCE)
     (folder / "port.py").write_text(PORT.replace("STEPS", str(steps)))
     assert_equivalent(str(folder / "ref.py"), str(folder / "port.py"))
@@ -63,13 +66,13 @@ def check(folder: Path, steps: int) -> None:
 @tier("rest", guard="the causes of a rate, in test_causes.py")
 def test_a_schedule_is_no_difference(tmp_path: Path) -> None:
     """Its count has 32 bits, and divided would round the rate to float32."""
-    check(tmp_path, 3)
+    check_schedule(tmp_path, 3)
 
 
 @tier("rest", guard="the causes of a rate, in test_causes.py")
 def test_another_schedule_is_one(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="learning rate .* in step"):
-        check(tmp_path, 4)
+        check_schedule(tmp_path, 4)
 
 
 @tier("rest", guard="batches of the mutants")
@@ -106,7 +109,12 @@ def update(model, opt, step):
     grads = [p.grad for p in model.parameters()]
     norm = torch.stack([g.norm() for g in grads]).norm()
     for g in grads:
-        g *= torch.clamp(0.1 / (norm + EPSILON), max=1)
+        g *= torch.clamp(0.1 / norm, max=1)
+    opt.step()
+"""
+BY_TORCH = """
+def update(model, opt, step):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
     for group in opt.param_groups:
         group["lr"] = 0.1 * (RATE if step > 5 else 1)
     opt.step()
@@ -117,27 +125,65 @@ def loss(model, batch):
 """
 
 
-def check_clipped(folder: Path, rate: float = 1, accept: str = "", **changes: str) -> Result:
-    """A clip's epsilon of 1e-6 stands beside the verdict, with 1e-6 of an update."""
-    texts = [CLIPPED.replace("EPSILON", epsilon).replace("RATE", str(each))
-             for epsilon, each in (("0", 1), ("1e-6", rate))]  # fmt: skip
-    reference = small(folder, "ref.py", update=texts[0])
-    port = small(folder, "port.py", update=texts[1], **changes)
-    recorded = record_inside(reference, folder / "trace", curve=4, alone=4)
-    result = check_inside(recorded, port, accept=[accept] if accept else [])
-    assert [root.entry for root in result.beside] == ["optimizer's clip's epsilon"]
-    return result
+def check_clipped(
+    folder: Path, rate: float = 1, limit: float = 0.1, accept: str = "", **changes: str
+) -> Result:
+    """A clip without an epsilon, as optax has it, beside torch's."""
+    reference = small(folder, "ref.py", update=CLIPPED)
+    text = BY_TORCH.replace("RATE", str(rate)).replace("LIMIT", str(limit))
+    port = small(folder, "port.py", update=text, **changes)
+    recorded = record_inside(reference, folder / "trace", curve=4, alone=4, framework="jax")
+    return check_inside(recorded, port, accept=[accept] if accept else [])
 
 
 @pytest.mark.parametrize("rate", [1, 1.03])
-def test_the_epsilon_of_a_clip_hides_no_rate_of_a_later_update(rate: float, tmp_path: Path) -> None:
+def test_the_epsilon_of_torch_s_clip_is_mended_and_hides_no_rate(
+    rate: float, tmp_path: Path
+) -> None:
     result = check_clipped(tmp_path, rate)
+    assert [root.entry for root in result.beside] == ["optimizer's clip's epsilon"]
+    (excused,) = result.excused
+    assert len(excused.spots) > 4 and all(spot.figure > 1e-8 for spot in excused.spots[:4])
+    assert (excused.residual <= excused.bound) == (rate == 1)
     assert [root.rung for root in result.roots] == ["4"] * (rate != 1)
     assert all(root.where.endswith("step 6 of 16") for root in result.roots)
 
 
-def test_beside_an_epsilon_an_accepted_difference_explains_what_it_causes(tmp_path: Path) -> None:
-    """The loss curves, which part by as much as is accepted."""
+def test_another_limit_of_a_clip_is_no_epsilon(tmp_path: Path) -> None:
+    assert check_clipped(tmp_path, limit=0.1000001).verdict == "different"
+
+
+def test_a_clip_by_hand_with_an_epsilon_is_another_clip(tmp_path: Path) -> None:
+    """The mend is of torch's own function; any other number is the program's."""
+    reference = small(tmp_path, "ref.py", update=CLIPPED)
+    port = small(tmp_path, "port.py", update=CLIPPED.replace("0.1 / norm", "0.1 / (norm + 1e-6)"))
+    recorded = record_inside(reference, tmp_path / "trace", curve=4, alone=4, framework="jax")
+    (root,) = check_inside(recorded, port).roots
+    assert root.cause == "clip's epsilon 1e-06, for 0.0"
+
+
+def test_a_trace_holds_the_mended_clip(tmp_path: Path) -> None:
+    """A reference whose program is not at hand is mended by its trace."""
+    reference = small(
+        tmp_path, "ref.py", update=BY_TORCH.replace("RATE", "1").replace("LIMIT", "0.1")
+    )
+    port = small(tmp_path, "port.py", update=CLIPPED)
+    recorded = record_inside(reference, tmp_path / "trace", curve=4, alone=4)
+    assert "mended" not in recorded.about
+    side = main.open_side(str(reference), 0, "cpu")
+    about, arrays = main.record(side, 0, 4, mends=True)
+    main.write(str(tmp_path / "mended"), about, arrays)
+    mended = trace.read(tmp_path / "mended")
+    for given, verdict in ((recorded, "different"), (mended, "equal")):
+        port_of = Port(Inside(port), given)  # type: ignore[arg-type]
+        port_of.facts["framework"] = "jax"
+        assert check.run(given, port_of).verdict == verdict
+
+
+def test_what_is_accepted_explains_what_it_causes_and_no_more(tmp_path: Path) -> None:
+    """The loss curves, which part by as much as is accepted; and no rate of a later update."""
     result = check_clipped(tmp_path, accept="loss=0.02", loss=LOUDER)
     assert result.accepted and not result.roots
     assert [root.direction for root in check_clipped(tmp_path, loss=LOUDER).roots] == ["forward"]
+    result = check_clipped(tmp_path, accept="loss=0.02", loss=LOUDER, rate=1.03)
+    assert [root.direction for root in result.roots] == ["update"]

@@ -33,17 +33,6 @@ FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.co
 FLOAT32 = (1e-10, 1e-5)
 
 
-def is_no_fault(root: Root, evidence: Evidence) -> bool:
-    """Says if a difference is of a format or a library, and not of the port: float32 constants, as
-    measured, what a library has no argument for, where it is slight, and dropout, which is
-    switched off."""
-    if root.entry == "dropout":
-        return True
-    if root.entry == "made in float32":
-        return counterfactual.MEASURED in root.cause
-    return optimizer.is_of_a_library(root, evidence.framework)
-
-
 def explain(roots: list[Root], evidence: Evidence) -> None:
     """Writes cause and remedy into the roots for which one is found."""
     for root in roots:
@@ -54,8 +43,8 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
     with suppress(UserError):  # a program that cannot run once more leaves the verdict as it is
-        counterfactual.name_rounded_constants(roots, evidence)
         counterfactual.explain(roots, evidence)
+        counterfactual.name_rounded_constants(roots, evidence)
     _hint_at_untied(roots, evidence)
     for root in roots:
         if root.cause or root.direction != "forward":

@@ -65,7 +65,7 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         if found.entry == SCHEDULE and counts[0]:
             found = _count_of_steps(evidence, their_rules, counts[0]) or found
         if by_optax and _lacks_epsilon(their_rules, our_rules) and found.text != NO_EPSILON:
-            root.hints.append("optax's clip has no epsilon, torch's has 1e-06: that stands beside")
+            root.hints.append("optax's clip has no epsilon, torch's has 1e-06")
         return _with_lines(found, evidence)
     if not (their_rules and our_rules) and (found := _ratio_of_rates(root)):
         return found
@@ -135,13 +135,6 @@ ADAFACTORS, SURELY = 1e-30, 3  # optax's epsilon; of two misfits
 ADDED_TO_SQUARES = "Adafactor's eps is added to the squares, for their least"
 LEAST_SQUARE = "Adafactor's eps is the least square, for added to the squares"
 BESIDE_EACH = "leave it, for gradients below 1e-9 alone show it"
-# What a library has no argument for, by the port's.
-BESIDE = {
-    "jax": (NO_EPSILON, EPSILON_INSIDE, EPSILON_BEHIND, ADDED_TO_SQUARES),
-    "torch": (f"{CLIP_EPSILON} 1e-06, for 0.0", LEAST_SQUARE,
-              "Adagrad's eps is outside the root, for inside the root",
-              "RAdam's eps is before bias correction, for outside the root"),
-}  # fmt: skip
 CLIP = """\
 def clip(limit):
     def update(grads, state, params=None):
@@ -176,8 +169,6 @@ IN_PLACE = (
     ("Adagrad's eps is: outside the root", "optax.adagrad", ADAGRAD),
     ("RAdam's eps is: before bias correction", "optax.scale_by_radam", RADAM),
 )
-# Relative: what TF32 rounds a gradient by, in which both libraries multiply on a GPU by default.
-SLIGHT = 2.0**-11
 
 
 def _with_lines(found: Cause, evidence: Evidence) -> Cause:
@@ -191,11 +182,6 @@ def _with_lines(found: Cause, evidence: Evidence) -> Cause:
 
 def _lacks_epsilon(*rules_of: list[Rule]) -> bool:
     return [rules[0].options.get(CLIP_EPSILON) for rules in rules_of] == [1e-6, 0.0]
-
-
-def is_of_a_library(root: Root, framework: str) -> bool:
-    """Says if all that differs is what the port's library has no argument for, and slight."""
-    return root.cause in BESIDE[framework] and root.largest.figure <= SLIGHT
 
 
 def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
@@ -340,7 +326,8 @@ def _count_of_steps(evidence: Evidence, rules: list[Rule], n: int) -> Cause | No
     an update: few updates do not show it."""
     reference, port = evidence.reference, evidence.port
     theirs_of = reference.group("varied")
-    pairs = dict(whole_tensors(evidence.entries, theirs_of))
+    whole = whole_tensors(evidence.entries, reference.weights)
+    pairs = {r[0]: p[0] for r, p in whole if len(r) == len(p) == 1 and r[0] in theirs_of}
     sizes = _sizes_alone(reference, rules, list(pairs), n)
     if not sizes or port.begin(port.weights(reference.weights)):
         return None

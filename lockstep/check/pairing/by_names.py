@@ -42,6 +42,7 @@ def propose(
         for stacked in ("", "layers", "experts"):
             match_fused(mapping, reference, port, stacked=stacked, turns=joined == "turns")
     _match_tied(mapping, reference, port)
+    mapping.entries = _by_exact_path(mapping.entries, mapping)
     mapping.entries = [_as_usual(entry, mapping) for entry in mapping.entries]
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
@@ -62,6 +63,52 @@ def _untouched(found: list[Entry], mapping: Mapping) -> list[Entry]:
         kept = fewer
 
 
+def _by_exact_path(entries: list[Entry], mapping: Mapping) -> list[Entry]:
+    """Gives each tensor of the port whose path is a path of the reference that one's tensor for its
+    partner, whatever values or other names say: a checkpoint is loaded by it. Numbers judge where
+    both sides have the same, for one side may count what the other does not."""
+    paths = [names.exact_paths([*side.shapes]) for side in mapping.sides]
+    theirs: dict[names.Path, list[int]] = {}
+    ours: dict[names.Path, list[int]] = {}
+    for at, entry in enumerate(entries):
+        if not (entry.given or entry.alias):
+            for found, paths_of, piece in ((theirs, paths[0], entry.reference),
+                                           (ours, paths[1], entry.port)):  # fmt: skip
+                if path := _path_of(piece, paths_of[piece.name]):
+                    found.setdefault(path, []).append(at)
+    made = list(entries)
+    for path, at in ours.items():
+        words = path[0]
+        numbers = [{n for w, n in side if w == words} for side in (theirs, ours)]
+        if len(at) != 1 or len(theirs.get(path, ())) != 1 or numbers[0] != numbers[1]:
+            continue
+        one, other = at[0], theirs[path][0]
+        holder = next((n for n in range(len(made)) if made[n].reference == entries[other].reference
+                       and not made[n].alias), one)  # fmt: skip
+        if holder != one:
+            exchanged = [_with_partner(made[one], made[holder].reference, mapping),
+                         _with_partner(made[holder], made[one].reference, mapping)]  # fmt: skip
+            if all(entry.choices for entry in exchanged):
+                made[one], made[holder] = exchanged
+    return made
+
+
+def _path_of(piece: Piece, path: names.Path) -> names.Path | None:
+    """Returns the path of a whole tensor, or of a layer of a stack; None of another part."""
+    if not piece.cuts:
+        return path
+    words, numbers = path
+    one = len(piece.cuts) == 1 and piece.layer is not None
+    return (words, (piece.layer, *numbers)) if one and piece.layer is not None else None
+
+
+def _with_partner(entry: Entry, piece: Piece, mapping: Mapping) -> Entry:
+    reference, port = mapping.sides
+    if piece.shape(reference.shapes) == entry.shape:
+        return replace(entry, reference=piece)
+    return make_entry(reference, piece, port, entry.port)
+
+
 def _as_usual(entry: Entry, mapping: Mapping) -> Entry:
     """Gives a square kernel the order of axes that a checkpoint of its kind has, also where values
     say that the port uses it in the other: that is a bug."""
@@ -73,20 +120,31 @@ def _as_usual(entry: Entry, mapping: Mapping) -> Entry:
         usual = {False}
     elif reference.framework != port.framework and kinds <= LINEAR:
         usual = {True}
-    else:  # as others whose shapes tell
-        usual = {
-            other.turned
-            for other in mapping.entries
-            if _is_flat(other)
-            and len(set(other.shape)) > 1
-            and _kind(other, mapping) == _kind(entry, mapping)
-        }
+    else:  # as others whose shapes tell: of its leaf, else of its module's class
+        others = [other for other in mapping.entries
+                  if _is_flat(other) and len(set(other.shape)) > 1]  # fmt: skip
+        alike = [[other.turned for other in others if kind(other) == kind(entry)]
+                 for kind in (lambda e: _kind(e, mapping), lambda e: _classes(e, mapping))]  # fmt: skip
+        usual = {*(alike[0] or alike[1])}
+        if not usual and kinds.isdisjoint(LINEAR) and _same_path(entry, mapping):
+            usual = {False}  # a plain tensor of one name, which is copied as it is
     turned = usual if len(usual) == 1 else {entry.turned}
     return replace(entry, choices=sorted([(0, 1), (1, 0)], reverse=turned == {True}), chosen=0)
 
 
 def _is_flat(entry: Entry) -> bool:
     return len(entry.shape) == len(entry.port_shape) == 2
+
+
+def _classes(entry: Entry, mapping: Mapping) -> list[str]:
+    """Returns the class of the module that holds a tensor, on both sides."""
+    pieces = (entry.reference.name, entry.port.name)
+    return [side.kinds.get(name, "") for side, name in zip(mapping.sides, pieces)]
+
+
+def _same_path(entry: Entry, mapping: Mapping) -> bool:
+    paths = [names.exact_paths([*side.shapes]) for side in mapping.sides]
+    return paths[0][entry.reference.name] == paths[1][entry.port.name]
 
 
 def _kind(entry: Entry, mapping: Mapping) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """A mapping: its entries, how one is made, and what is left of both sides."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
 from lockstep.check.pairing.tensors import Tensors
@@ -13,6 +13,7 @@ class Mapping:
     only_port: list[str]
     notes: list[str]
     sides: tuple[Tensors, Tensors]
+    undecided: list[str] = field(default_factory=list)  # neither values nor paths tell partners
 
     @property
     def left_over(self) -> int:

@@ -1,27 +1,13 @@
 """From figures to roots: what is itself wrong, and what only follows from it."""
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from lockstep.check import names
 from lockstep.check.following.apart import PartedAt
-from lockstep.check.rungs import BATCH, Spot, Stage, is_of_a_norm, largest_finite
+from lockstep.check.rungs import BATCH, Spot, Stage
 from lockstep.check.sides.modules import Calls, above, shapes_of_other_sizes
-
-# The free runs, and the roots after which they differ, too.
-FREE = {
-    "2": ("forward", {"forward", "mapping"}),
-    "3": ("backward", {"forward", "backward", "mapping"}),
-    "5": ("accumulation", {"forward", "backward", "mapping", "state"}),
-    "8": ("loss curves", {"forward", "backward", "mapping", "update", "state"}),
-}
-
-# The largest factor by which a few batches or steps amplify a slight difference.
-AMPLIFIED = 1000
-SUMMED = 10  # the same of gradients, from one batch's to a sum's over a few
+from lockstep.judge.compare import norm_gap
 
 
 @dataclass(eq=False)
@@ -80,8 +66,8 @@ def find_roots(
     tapped: set[str],
     held: Collection[str] = (),
     lacking: Collection[str] = (),
-) -> tuple[list[Root], int]:
-    """Finds the roots, first in the order of the program, and how many findings follow from them.
+) -> list[Root]:
+    """Finds the roots that the isolated rungs show, first in the order of the program.
 
     Args:
         calls: the reference's.
@@ -94,7 +80,7 @@ def find_roots(
     by_number = {rung.number: rung.spots for rung in rungs}
     whole = names.numbers_of_no_layer(calls.kinds)
     forward = _fold_inputs(by_number.get("2i", []), calls)
-    backward = by_number.get("3i", [])
+    backward = _seen_by_ends(by_number)
     suspects = _suspects(forward, calls, partnerless)
     own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
     own = _first_backward(own, calls)
@@ -104,70 +90,58 @@ def find_roots(
     roots += _group(own, "backward", calls, partnerless, tapped)
     # A norm that gradients are clipped by is that of all of them.
     updates = by_number.get("4i", []) or by_number.get("4", [])
+    updates = [spot for spot in updates if spot.rule == "update"]
     roots += group_updates([] if lacking else updates, whole)
-    if initial := by_number.get("0", []):
-        kinds = sorted(set(names.places_of([spot.where for spot in initial], whole).values()))
-        roots.append(_root_of("0", list_some(kinds), "initial values", initial))
-    roots += _unexplained(by_number, roots)
-    found = sum(len(rung.spots) for rung in rungs)
-    return roots, max(found - sum(len(root.spots) for root in roots), 0)
+    return roots + find_initial(by_number.get("0", []), calls)
 
 
-def _unexplained(rungs: dict[str, list[Spot]], roots: list[Root]) -> list[Root]:
-    """Finds what only the free runs show: the first of them, for the others follow."""
-    shown = {root.direction for root in roots if root.largest.rule != "state"}
-    shown |= {"mapping"} if rungs["1"] else set()
-    states = [spot for root in roots for spot in root.spots if spot.rule == "state"]
-    shown |= set() if all(map(is_of_a_norm, states)) else {"state"}  # a later batch reads it
-    for number, (direction, after) in FREE.items():
-        spots = rungs[number] if not shown & after else []
-        spots = [spot for spot in spots if spot.rule != "state" or not states]
-        if spots:
-            return [_of_free_run(spots[0], direction)]
-    return []
+def find_initial(spots: list[Spot], calls: Calls) -> list[Root]:
+    """Makes the root of initial values, if any differ."""
+    if not spots:
+        return []
+    whole = names.numbers_of_no_layer(calls.kinds)
+    kinds = sorted(set(names.places_of([spot.where for spot in spots], whole).values()))
+    return [root_of("0", list_some(kinds), "initial values", spots)]
 
 
-def _of_free_run(spot: Spot, direction: str) -> Root:
-    root = _root_of(spot.rung, spot.where, direction, [spot])
+def _seen_by_ends(rungs: dict[str, list[Spot]]) -> list[Spot]:
+    """Selects the wrong gradients of rung 3i that may show in a parameter's: none where each
+    parameter's is right, and none of a part that gets no gradient when the port runs alone, such as
+    of padding that one side stops in a module and the other behind it."""
+    isolated, alone = rungs.get("3i", []), {spot.where: spot for spot in rungs.get("3", [])}
+    if not (alone or rungs.get("5")):
+        return []
+    behind = [spot for spot in isolated if _is_stopped_behind(spot, alone)]
+    holders = {spot.where.partition("[")[0].rpartition(".")[0] for spot in behind}
+    return [spot for spot in isolated if spot not in behind
+            and not (spot.rule == "cotangent" and spot.where.partition("#")[0] in holders)]  # fmt: skip
+
+
+def _is_stopped_behind(spot: Spot, alone: dict[str, Spot]) -> bool:
+    """Says if a tensor's gradient differs in no more than a part that gets none, in the reference
+    and in a port that is not fed the reference's gradients.
+
+    Args:
+        alone: by name: a gradient of such a port that is not the reference's.
+    """
+    if spot.rule != "gradient" or spot.ours is None or spot.theirs is None:
+        return False
+    none = spot.theirs == 0
+    other = alone.get(spot.where)
+    if other is not None and other.ours is not None:
+        none &= other.ours == 0
+    return bool(none.any() and norm_gap(spot.ours[~none], spot.theirs[~none]) <= spot.bound)
+
+
+def root_of_free_run(spot: Spot, direction: str) -> Root:
+    root = root_of(spot.rung, spot.where, direction, [spot])
     if spot.where.startswith(BATCH) and spot.where != f"{BATCH}0":
         root.hints.append("the batches before it are right: look for what depends on the batch, "
                           "such as a mask, a length or a branch, or on state")  # fmt: skip
     return root
 
 
-def find_hidden(rungs: list[Stage], known: list[Root], calls: Calls) -> list[Root]:
-    """Finds what other batches, later updates or whole runs alone show, and roots as small as
-    those known cannot cause: without another root, all that differs counts as their echo."""
-    figures = [root.largest.figure for root in known if root.entry != "dropout"]
-    most = AMPLIFIED * max(figures, default=math.inf)
-    large = {rung.number: [spot for spot in rung.spots if _relative_gap(spot) > most]
-             for rung in rungs}  # fmt: skip
-    updates = [_from_first_beyond(spot, most) for spot in large["4"]]
-    roots = group_updates(updates, names.numbers_of_no_layer(calls.kinds))
-    apart = [spot.figure for rung in rungs if rung.number == "3" for spot in rung.spots]
-    sums = SUMMED * max(apart, default=0.0)
-    batches = [spot for spot in large["5"] if spot.rule != "gradient" or spot.figure > sums]
-    roots += [_of_free_run(spot, FREE["5"][0]) for spot in batches[:1]]
-    return roots or [_of_free_run(spot, FREE["8"][0]) for spot in large["8"]]
-
-
-def _from_first_beyond(spot: Spot, bound: float) -> Spot:
-    """Returns an update's spot under a wider bound, at the first step that exceeds it."""
-    assert spot.ours is not None and spot.theirs is not None
-    gaps = np.abs(spot.ours - spot.theirs) / largest_finite(spot.theirs)
-    tensor, _, step = spot.where.rpartition(", step ")
-    first = np.flatnonzero(~(gaps <= bound))[0]
-    return replace(spot, bound=bound, where=f"{tensor}, step {first} {step.partition(' ')[2]}")
-
-
-def _relative_gap(spot: Spot) -> float:
-    """Returns a spot's figure; of curves, whose figure is by their noise, the gap by their size."""
-    if spot.rule != "curve" or spot.ours is None or spot.theirs is None:
-        return spot.figure
-    return float(np.abs(spot.ours - spot.theirs).max() / np.abs(spot.theirs).max())
-
-
-def _root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:
+def root_of(rung: str, where: str, direction: str, spots: list[Spot]) -> Root:
     largest = max(spots, key=lambda spot: spot.share)
     places = sorted({spot.where for spot in spots})
     return Root(rung, where, direction, spots, places, largest)
@@ -302,7 +276,7 @@ def _group(
         groups.setdefault(_place(spot, calls, partnerless, tapped), []).append(spot)
     roots = []
     for place, members in groups.items():
-        root = _root_of(members[0].rung, place, direction, members)
+        root = root_of(members[0].rung, place, direction, members)
         root.everywhere = _everywhere(members, calls)
         roots.append(root)
     return roots
@@ -395,7 +369,7 @@ def group_updates(spots: list[Spot], whole: Collection[str] = ()) -> list[Root]:
     if not spots:
         return []
     tensors = sorted({spot.detail for spot in spots})
-    root = _root_of(spots[0].rung, _update_place(spots, tensors, whole), "update", spots)
+    root = root_of(spots[0].rung, _update_place(spots, tensors, whole), "update", spots)
     root.names = ["optimizer", *tensors]
     return [root]
 

@@ -13,7 +13,7 @@ from lockstep.check.sides.modules import Calls, module_of
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
-from lockstep_recorder.recording import moments, prefixed
+from lockstep_recorder.recording import moments, outputs_of, prefixed
 from lockstep_recorder.wire import group
 
 GROUPS = ("in", "act", "dact")
@@ -25,12 +25,14 @@ class PortRun:
     calls: Calls
     grads: Arrays
     state: Arrays
+    outputs: Arrays  # what the program ships, see `recording.outputs_of`
 
 
 class Port:
     """Asks the port's program questions in the reference's batches."""
 
     isolates = True  # its modules can be fed what the reference had
+    mends = False  # torch's clip has no epsilon
 
     def __init__(self, program: UserProgram, reference: Trace) -> None:
         self.program, self.reference = program, reference
@@ -44,6 +46,7 @@ class Port:
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
         self.first: Calls | None = None  # of a run on its own weights
+        self.own: Arrays = {}  # gradients of its tensors of which one side alone has any
 
     @property
     def precision(self) -> str:
@@ -55,12 +58,17 @@ class Port:
         return self.initial | layout.to_port(self.mapping.entries, reference, self.shapes)
 
     def grads(self, reference: Arrays) -> Arrays:
-        """Makes the port's gradients; a tied one goes to its only tensor, not to its copies."""
+        """Makes the port's gradients; a tied one goes to its only tensor, not to its copies. Where
+        one side alone has a gradient, the port is fed its own, which may be none, in the scale of
+        the reference's."""
         assert self.mapping
         zeros = {name: np.zeros(self.shapes[name]) for name in self.facts["parameters"]}
         entries = [e for e in self.mapping.entries
                    if e.reference.name in reference and e.port.name in zeros]  # fmt: skip
-        return zeros | layout.to_port(entries, reference, self.shapes)
+        sizes = [norm_of(reference), norm_of(self.reference.group("grad"))]
+        scale = sizes[0] / sizes[1] if sizes[1] else 1.0
+        own = {name: scale * x for name, x in self.own.items()}
+        return zeros | layout.to_port(entries, reference, self.shapes) | own
 
     def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
         arrays = prefixed("weights", weights)
@@ -69,7 +77,8 @@ class Port:
         header, seen = self.program.ask("run", arrays, batch=self.batch)
         kept = {name: x for name, x in seen.items() if name.partition("/")[0] in GROUPS}
         calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
-        return PortRun(header["loss"], calls, group(seen, "grad"), group(seen, "state"))
+        outputs = outputs_of(header["events"], seen)
+        return PortRun(header["loss"], calls, group(seen, "grad"), group(seen, "state"), outputs)
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Measures the values that `build` left."""
@@ -78,26 +87,28 @@ class Port:
 
     def begin(self, weights: Arrays) -> str:
         """Begins a fresh optimizer; returns why there is none, or ""."""
-        return self.program.ask("begin", prefixed("weights", weights))[0]["lacks"]
+        given = prefixed("weights", weights)
+        return self.program.ask("begin", given, mends=self.mends)[0]["lacks"]
 
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
         """Gets what one step adds to the parameters, fed the reference's gradients."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
-        after = self.program.ask("update", given, step=step)[1]
+        after = self.program.ask("update", given, step=step, mends=self.mends)[1]
         return {name: after[name] - weights[name] for name in self.facts["parameters"]}
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
         """Returns for each tensor what each of many steps moves it by, see `recording.alone`."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
-        header, moved = self.program.ask("alone", given, steps=steps)
+        header, moved = self.program.ask("alone", given, steps=steps, mends=self.mends)
         self.facts |= header
         return group(moved, "varied")
 
-    def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Arrays, Arrays]:
-        """Returns the losses of the first batches, their gradients summed, and the state left."""
+    def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
+        """Returns the losses of the first batches; and `sum/N`, `carried/N` and `output/STEP/KEY`,
+        see `recording.accumulate`."""
         arrays = prefixed("weights", weights) | self._batches(steps)
-        header, sums = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
-        return header["losses"], group(sums, "sum"), group(sums, "carried")
+        header, found = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
+        return header["losses"], Trace({}, found)
 
     def noise(self, weights: Arrays, steps: int) -> dict[str, float]:
         """Measures for each array how far the program parts from itself, as a recording does."""
@@ -106,7 +117,9 @@ class Port:
 
     def train(self, weights: Arrays, steps: int) -> list[float]:
         arrays = prefixed("weights", weights) | self._batches(steps)
-        return self.program.ask("train", arrays, batch=self.batch, steps=steps)[0]["losses"]
+        header, _ = self.program.ask("train", arrays, batch=self.batch, steps=steps,
+                                     mends=self.mends)  # fmt: skip
+        return list(header["losses"])
 
     def _batches(self, steps: int) -> Arrays:
         found: Arrays = {}
@@ -114,6 +127,11 @@ class Port:
             here = f"batch/{step}"
             found |= prefixed(here, self.reference.group(here))
         return found
+
+
+def norm_of(arrays: Arrays) -> float:
+    """Returns the norm of all arrays, taken together."""
+    return float(np.sqrt(sum(np.square(x).sum() for x in arrays.values())))
 
 
 def aliases_of(tied: list[list[str]]) -> dict[str, list[str]]:

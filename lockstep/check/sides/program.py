@@ -66,7 +66,7 @@ class UserProgram(Worker):
 
     def record(self, out: Path, steps: int) -> None:
         """Writes the trace of this program, in a process that ends with it."""
-        self.ask("write", out=str(out), steps=steps)
+        self.ask("write", out=str(out), steps=steps, mends=True)
         self.end_process()
 
     def end_process(self) -> None:

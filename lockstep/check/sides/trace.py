@@ -19,7 +19,7 @@ from lockstep_recorder.main import SERIES
 from lockstep_recorder.noise import ULPS
 from lockstep_recorder.wire import group
 
-FORMAT = 1
+FORMAT = 2
 ABOUT, ARRAYS = "trace.json", "arrays.safetensors"
 LIMIT = 50_000_000  # bytes of JSON: names, moments and noise of every tensor and call
 AGAIN = "record it again: lockstep record FILE -o TRACE"
@@ -44,6 +44,15 @@ class Trace:
 
     def group(self, prefix: str) -> Arrays:
         return group(self.arrays, prefix)
+
+    def with_steps(self, told: dict[str, Any], found: Arrays) -> "Trace":
+        """Returns the trace with another recording of its optimizer and its loss curve.
+
+        Args:
+            told, found: see `recording.mended_steps`.
+        """
+        about = {**self.about, **told, **{n: found[n].tolist() for n in ("losses", "envelope")}}
+        return Trace(about, {**self.arrays, **found})
 
     @property
     def weights(self) -> Arrays:
@@ -124,6 +133,11 @@ def _problem(about: dict[str, Any]) -> str:
             return f"{name} holds more than numbers"
     if type(about.get("again", 0.0)) is not float:
         return "again is no float"
+    mended = about.get("mended", {"ended": ""})
+    if type(mended) is not dict or type(mended.get("ended")) is not str:
+        return "mended says nothing of its end"
+    if type(about.get("ended", "")) is not str:
+        return "ended is no reason"
     for name in ("hooked", "kept"):
         listed_names = about.get(name, [])
         if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
@@ -184,6 +198,17 @@ def _leaves(spec: Any, depth: int = 0) -> list[Any] | None:
     return None if None in found else [leaf for leaves in found for leaf in leaves or []]
 
 
+def _missing_of_mended(about: dict[str, Any], arrays: Arrays) -> str:
+    """Says why the recording with a mended clip is not one of the same steps, or ""."""
+    mended = group(arrays, "mended")
+    expected = {name: x.shape for name, x in arrays.items()
+                if name.startswith("fed/") and "/weights/" in name}  # fmt: skip
+    expected |= dict.fromkeys(("losses", "envelope"), (len(about.get("losses", [])),))
+    wrong = [name for name, shape in expected.items()
+             if name not in mended or mended[name].shape != shape]  # fmt: skip
+    return f"no mended/{wrong[0]}" if wrong else ""
+
+
 def _missing(about: dict[str, Any], arrays: Arrays) -> str:
     """Says why the arrays are not those that the JSON speaks of, or ""."""
     weights = group(arrays, "weights/0")
@@ -214,6 +239,9 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
                 return f"{prefix}/{name} has another shape than the weight"
     shapes = {name: x.shape for name, x in weights.items()}
     problem = tapes.problem_of(about.get("tape", {}), arrays, shapes)
+    if problem:
+        return problem
+    problem = _missing_of_mended(about, arrays) if "mended" in about else ""
     if problem:
         return problem
     named = _leaves(about["batch"])
