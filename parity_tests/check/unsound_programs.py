@@ -1,5 +1,24 @@
 # ruff: noqa: E501  (programs in strings)
-"""Wrong ports of small torch programs, each at a place where a difference could be forgiven."""
+"""Wrong ports of small torch programs, each at a place where a difference could be forgiven.
+
+No wrong port was found that uses these places of 73d853f0:
+
+- `check._stopped_elsewhere` deletes findings of isolated runs; each parameter's gradient is compared
+  in free runs, at batch 0 and summed over four.
+- `rungs.allow_cancelling` forgives at most 1e-10 of a gradient, and twice the port's own rounding.
+- `rungs._add_gradients` relates a sum to the first batch's gradient: what is forgiven is below 1e-12
+  of that.
+- `rungs.alone` forgives a step that neither side survives: both sides' weights are then lost.
+- `causes._made_in_float32` names a cause that is not measured, and no excuse.
+- `Prover._part_boundaries` and `modules.nearest` leave out a module's end, and take another order of
+  axes: what follows an inner module is compared. Nothing follows the outermost: see UNSEEN.
+- `check._drop_constants` leaves a constant without a partner: its value shows in what is computed
+  with it. State has no such witness: see STATE.
+
+These are documented as compared with nothing, and no end sees them: evaluation, so dropout's rate and
+place; initial values without `--initial`; updates after those that are seen (`--steps`); what a
+program without an optimizer does in training.
+"""
 
 from typing import Any, NamedTuple
 
@@ -27,7 +46,7 @@ class Row(NamedTuple):
 EQUAL = "equal"
 Change = tuple[str, str]
 
-# Exchanged names ----------------------------------------------------------------------------------
+# "exchanged": partners exchanged ----------------------------------------------------------------------------------
 # Where it stood: `_uncross` of by_values, and the words of names, which had no word for `scale`,
 # `w1` or a number, exchanged no three and nothing across modules.
 
@@ -116,9 +135,6 @@ TOWERS = of_parts(
 LAYERS = of_parts(
     "self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))",
     "self.layers[2](F.relu(self.layers[1](torch.tanh(self.layers[0](h)))))",
-)
-GAINS = of_parts(
-    "self.a, self.b = (nn.LayerNorm(8) for _ in range(2))", "self.b(h) * torch.tanh(self.a(h))"
 )
 TEACHER = of_parts(
     "self.student, self.teacher = nn.Linear(8, 8), nn.Linear(8, 8)",
@@ -453,7 +469,6 @@ WEIGHTED = OF_WEIGHTS + ADAMW
 FLOAT32: Change = ("dtype=a.dtype", "dtype=torch.float32")
 MASK: Change = ('batch["mask"].to(rows.dtype)', 'batch["mask"].to(torch.float32)')
 EPSILON: Change = ("eps=1e-5", "eps=1e-6")
-UNSTOPPED: Change = ("b.detach()", "b")
 LATE_RATE = "1e-3 * min(1, (step + 1) / 4)"
 EMBEDDED = (
     START
@@ -489,7 +504,7 @@ FLOATS: tuple[Row, ...] = (
     Row("a factor of the loss beside a mask", WEIGHTED,
         (MASK, ("mask.sum()", "(mask.sum() + 1e-6)"))),
     Row("a clamp of squares beside a constant", WEIGHTED,
-        (FLOAT32, (".square())", ".square().clamp(min=1e-5))")), was=EQUAL),
+        (FLOAT32, (".square())", ".square().clamp(min=3e-4))")), was=EQUAL),
     Row("a gradient not stopped beside a constant", OF_WEIGHTS,
         (FLOAT32, ("- b.detach()", "- b")), was=EQUAL),
     Row("a gradient not stopped beside a mask", WEIGHTED, (MASK, ("- b.detach()", "- b"))),
@@ -776,8 +791,6 @@ UNSEEN: tuple[Row, ...] = (
     Row("an output that no loss takes", GIVING, ((SECOND, "y[:, 1:]"),), was=EQUAL),
     Row("an output of integers", GIVING, (("argmax", "argmin"),), was=EQUAL),
     Row("an output of another size", GIVING, ((SECOND, "y.abs()"),), was=EQUAL),
-    Row("an output is left out", GIVING, ((f"{SECOND}, ", ""),), was=EQUAL),
-    Row("the last output is left out", GIVING, ((", y.argmax(-1)", ""),), was=EQUAL),
     Row("an output of more columns", GIVING,
         (("        return y,", "        y = torch.cat([y, y[:, :1]], -1)\n        return y,"),),
         was=EQUAL),
@@ -1041,7 +1054,7 @@ def update(model, opt, step):
 )
 KEPT = KEPT.replace(MADE, MADE + MADE.replace("average", "kept"))
 STATE: tuple[Row, ...] = (
-    Row("none", COUNTED, verdict=EQUAL, was=EQUAL),
+    Row("rightly", COUNTED, verdict=EQUAL, was=EQUAL),
     Row("a counter goes twice as fast", COUNTED, (("count += 1", "count += 2"),), was=EQUAL),
     Row("a counter stays", COUNTED, (("        self.count += 1\n", ""),), was=EQUAL),
     Row("an average is left out", COUNTED.replace(*UNUSED), ((MADE, ""), (AVERAGED, "")), was=EQUAL),
@@ -1049,6 +1062,9 @@ STATE: tuple[Row, ...] = (
         COUNTED.replace(*UNUSED).replace(MADE, "").replace(AVERAGED, ""),
         (("        self.register_buffer(\"count\"", f"{MADE}        self.register_buffer(\"count\""),
          ("        self.count += 1\n", f"{AVERAGED}        self.count += 1\n")), was=EQUAL),
+    Row("weights shrink in each pass", PLAIN,
+        (("        return self.c(h)", "        y = self.c(h)\n        self.a.weight.data.mul_(0.9)\n"
+          "        return y"),), was=EQUAL),
     Row("an average stays", COUNTED, ((AVERAGED, ""),)),
     Row("a momentum", COUNTED, (("momentum=0.1", "momentum=0.01"),)),
     Row("a momentum beside an accepted loss", COUNTED, (LOUDER, ("momentum=0.1", "momentum=0.01")),
@@ -1075,7 +1091,7 @@ def optimizer(model):
 """
 )
 GRADIENTS: tuple[Row, ...] = (
-    Row("none", SMALL, verdict=EQUAL, was=EQUAL),
+    Row("rightly", SMALL, verdict=EQUAL, was=EQUAL),
     Row("a layer's is stopped", SMALL, (("self.b(torch.tanh(self.a(x)))",
                                          "self.b(torch.tanh(self.a(x)).detach())"),), was=EQUAL),
     Row("a layer's is turned round", SMALL,
@@ -1087,11 +1103,11 @@ GRADIENTS: tuple[Row, ...] = (
 )  # fmt: skip
 
 
-# In the programs' own precision ---------------------------------------------------------------------
+# In the programs' own precision -------------------------------------------------------------------
 # Where it stood: `rungs.Bounds` took the noise of the noisier program, also where that is the port.
 IN_BETWEEN = "h.bfloat16().to(h.dtype)"
 OWN_PRECISION: tuple[Row, ...] = (
-    Row("nothing", PLAIN, verdict=EQUAL, was=EQUAL),
+    Row("rightly", PLAIN, verdict=EQUAL, was=EQUAL),
     Row("a factor", PLAIN, (("self.c(h)", "self.c(1.001 * h)"),)),
     Row("a factor behind bfloat16", PLAIN, (("self.c(h)", f"self.c(1.001 * {IN_BETWEEN})"),), was=EQUAL),
     Row("an activation behind bfloat16", PLAIN,
@@ -1179,7 +1195,7 @@ IN_FLOAT32: Change = ("rows = 0.01 *", "rows = jnp.float32(0.01) *")
 MASKED: Change = ("astype(rows.dtype)", "astype(jnp.float32)")
 IN_TABLE: Change = ("rows = 0.01 * ", "rows = jnp.full(8, 0.01, jnp.float32) * ")
 IN_JAX: tuple[Row, ...] = (
-    Row("nothing", OF_TORCH, verdict=EQUAL, was=EQUAL),
+    Row("rightly", OF_TORCH, verdict=EQUAL, was=EQUAL),
     Row("scale and shift", OF_TORCH,
         (('a, b = params["scale"], params["shift"]', 'b, a = params["scale"], params["shift"]'),),
         was=EQUAL),
