@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.check import check
+from lockstep.check import causes, check
+from lockstep.check.roots import backward
 from lockstep.check.sides import trace
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.program import UserProgram
@@ -19,6 +20,15 @@ from parity_tests.check.unsound_programs import KINDS, Row
 from parity_tests.tiers import tier
 
 STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out causes and lines, which take most of the time: no verdict hangs on them, but for
+    an acceptance by cause."""
+    monkeypatch.setattr(causes, "explain", lambda roots, evidence: None)
+    monkeypatch.setattr(check, "name_lines", lambda *given: [])
+    monkeypatch.setattr(backward, "name_and_join", lambda *given: [])
 
 
 def by_id(rows: Iterable[Row], kind: str = "") -> list[Any]:
