@@ -218,6 +218,8 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         moved, ended = recording.alone(side, weights, wire.group(arrays, "grad"), header["steps"])
         told = {"widened_state": side.widened_state, "scales": side.scales, "ended": ended}
         return told, moved
+    if ask == "kept":
+        return {}, side.kept_values(header["names"])
     if ask == "update":
         return {}, side.update(weights, wire.group(arrays, "grad"), header["step"])
     assert ask == "train", ask

@@ -23,7 +23,8 @@ CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
 GOLDEN = (5**0.5 - 1) / 2
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
 PIECE = 1 << 22  # elements of a tensor whose moments are taken at once
-BATCHES = 4  # whose gradients are summed
+VARIED = ("varied", "along", "toward")  # see `alone`
+BATCHES, FEW = 4, 1_000_000  # that are compared at least; elements up to which all drawn ones are
 REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
 
 
@@ -76,7 +77,8 @@ def record(
         about["noise"] = noise(side, weights, batches[:BATCHES])
     if side.forward:
         return {**about, "accumulated": []}, arrays
-    about["accumulated"], sums = accumulate(side, weights, batches[:BATCHES])
+    compared = batches if sum(x.size for x in weights.values()) <= FEW else batches[:BATCHES]
+    about["accumulated"], sums = accumulate(side, weights, compared)
     arrays.update(sums)
     del sums
     _steps(side, weights, batches, about, arrays, curve, given)
@@ -107,7 +109,8 @@ def mended_steps(
         _steps(side, weights, batches, about, arrays, curve, fed)
     finally:
         side.mends_clip = False
-    found = {n: x for n, x in arrays.items() if n.startswith("varied/") or "/weights/" in n}
+    kinds = tuple(f"{kind}/" for kind in VARIED)
+    found = {n: x for n, x in arrays.items() if n.startswith(kinds) or "/weights/" in n}
     found |= {name: np.array(about[name]) for name in ("losses", "envelope")}
     return {"ended": about["ended"]}, found
 
@@ -125,8 +128,9 @@ def _clips(side: Any, weights: Arrays, arrays: Arrays) -> bool:
 def accumulate(
     side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch]
 ) -> tuple[list[float], Arrays]:
-    """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left;
-    `output/STEP/KEY`, what the model gives, see `outputs_of`."""
+    """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left,
+    and `counted/N`, by what it has counted; `output/STEP/KEY`, what the model gives, see
+    `outputs_of`."""
     losses: list[float] = []
     sums: Arrays = {}
     carried: Arrays = {}
@@ -138,21 +142,23 @@ def accumulate(
         sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
         carried = group(seen, "state")
         outputs |= prefixed(f"output/{step}", outputs_of(ran["events"], seen))
+    counts = side.counted()
     side.keeps = False
-    return losses, {**prefixed("sum", sums), **prefixed("carried", carried), **outputs}
+    return losses, {**prefixed("sum", sums), **prefixed("carried", carried),
+                    **prefixed("counted", counts), **outputs}  # fmt: skip
 
 
 def outputs_of(events: list[str], seen: Arrays) -> Arrays:
     """Selects what a program ships of a run: `given/NAME`, if it has a function `outputs`, else
-    `act/SLOT` of each call that stands in no other."""
+    `act/SLOT` of each call that stands in no other, and `more/SLOT`, what else this gives."""
     if given := {key: x for key, x in seen.items() if key.startswith("given/")}:
         return given
     depth, outermost = 0, set[str]()
     for event in events:
         depth += 1 if event[0] == "+" else -1
         outermost |= {event[1:]} if event[0] == "-" and not depth else set()
-    return {key: x for key, x in seen.items()
-            if key.startswith("act/") and key[4:].partition(":")[0] in outermost}  # fmt: skip
+    return {key: x for key, x in seen.items() if key.startswith(("act/", "more/"))
+            and key.partition("/")[2].partition(":")[0] in outermost}  # fmt: skip
 
 
 def _steps(
@@ -208,6 +214,8 @@ def _feed(
         grads = group(given, here) or {n: g if scale == 1 else scale * g for n, g in own.items()}
         arrays.update(prefixed(here, grads))
         after = side.update(current, grads, step)
+        if label == "1" and step == STEPS - 1:
+            arrays.update(prefixed("kept", side.kept_values()))
         changes += any((after[name] != current[name]).any() for name in grads)
         arrays.update(prefixed(behind, after))
         current = group(arrays, behind)
@@ -220,8 +228,9 @@ def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> tuple[Arrays
     gradients: what changes is its state and its schedule.
 
     Returns:
-        `varied/N`: by step, the 2-norm of what it moves a tensor by; and why it took fewer steps,
-        what the program raises behind the end of a table of rates, or "".
+        By step, of what it moves a tensor by: `varied/N`, the 2-norm; `along/N` and `toward/N`, its
+        inner products with the gradient and with the weights, which tell its direction. And why it
+        took fewer steps: what the program raises behind the end of a table of rates, or "".
     """
     take_step = side.begin_alone(weights, grads)
     moved: list[Any] = []
@@ -235,7 +244,8 @@ def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> tuple[Arrays
             ended = str(error)
             break
     rows = np.array(moved)
-    return {f"varied/{name}": rows[:, at] for at, name in enumerate(grads) if moved}, ended
+    return {f"{kind}/{name}": rows[:, at, column] for at, name in enumerate(grads) if moved
+            for column, kind in enumerate(VARIED)}, ended  # fmt: skip
 
 
 def factor_of(step: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,19 @@ class ProgramSide:
         if self.forward and "complex" not in str(x.dtype):
             return tree.as_held(x)
         return np.asarray(tree.to_numpy(x), np.float64)
+
+    def counted(self) -> Arrays:
+        """Returns by what the state of whole numbers, such as a count, has changed since it was
+        made."""
+        return {}
+
+    def kept_values(self, also: Sequence[str] = ()) -> Arrays:
+        """Returns the arrays of the variables that `update` has changed so far.
+
+        Args:
+            also: variables that another program's changes.
+        """
+        return {}
 
     def kept_by_update(self) -> list[str]:
         """Returns the program's variables that `update` changes, such as averaged weights."""

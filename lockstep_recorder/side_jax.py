@@ -221,6 +221,15 @@ class JaxSide(ProgramSide):
         calls = self.tape.calls
         return {"loss": float(loss), "events": calls.events, "kinds": calls.kinds}, seen
 
+    def counted(self) -> Arrays:
+        before, after = (
+            {self.model.path_name(path): np.asarray(x, float)
+             for path, x in jax.tree_util.tree_leaves_with_path(state)
+             if jnp.issubdtype(getattr(x, "dtype", object), jnp.integer)}
+            for state in (self.model.state, self.left)
+        )  # fmt: skip
+        return {name: x - before[name] for name, x in after.items() if name in before}
+
     def _jit(self, function: Any, **options: Any) -> Any:
         """Compiles in haste for a CPU where the program is small, for then this takes longest."""
         if QUICK and self.is_small and jax.devices()[0].platform == "cpu":
@@ -303,13 +312,17 @@ class JaxSide(ProgramSide):
         """A step from the leaves of parameters and gradients, for a nest of these takes long.
 
         Returns:
-            The leaves of the parameters, the state, and what each tensor is moved by, a 2-norm.
+            The leaves of the parameters, the state, and what each tensor is moved by, see
+            `recording.alone`.
         """
         half = len(leaves) // 2
         params, grads = (jax.tree.unflatten(self.nest, x) for x in (leaves[:half], leaves[half:]))
         after, state = self.step(params, grads, state)
-        moved = self.model.flat(jax.tree.map(jnp.subtract, after, params)).values()
-        return jax.tree.leaves(after), state, jnp.stack([jnp.linalg.norm(x) for x in moved])
+        moved = self.model.flat(jax.tree.map(jnp.subtract, after, params))
+        given, before = self.model.flat(grads), self.model.flat(params)
+        sizes = [(jnp.linalg.norm(x), inner(conjugate(given[n]), x), inner(before[n], x))
+                 for n, x in moved.items()]  # fmt: skip
+        return jax.tree.leaves(after), state, jnp.array(sizes)
 
     def _apply(self, params: Any, grads: Any) -> Any:
         leaves = jax.tree.leaves((params, grads))
@@ -391,6 +404,11 @@ def _filled(empty: Any, forced: Arrays) -> Any:
         else (zeros, no)
         for name, (zeros, no) in empty.items()
     }
+
+
+def inner(a: Any, b: Any) -> Any:
+    """Returns the real part of the inner product of two arrays of one shape."""
+    return jnp.vdot(a, b).real
 
 
 def conjugate(x: Any) -> Any:

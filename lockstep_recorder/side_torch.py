@@ -28,12 +28,13 @@ from lockstep_recorder.torch_modes import (
     is_rounded,
     nudged,
     replace_floats,
+    tensors,
     without_clip_epsilon,
     without_dropout,
     without_functional_dropout,
     without_recomputation,
 )
-from lockstep_recorder.user import Mistake, User, mistake
+from lockstep_recorder.user import Mistake, User, arrays_of, mistake
 from lockstep_recorder.written import Written
 
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
@@ -266,13 +267,22 @@ class TorchSide(ProgramSide):
         with wide, without_functional_dropout(), torch.no_grad():
             yield from map(tree.to_numpy, floats(self.user.call("outputs", self.model, given)))
 
+    def counted(self) -> Arrays:
+        return {n: tree.to_numpy(x).astype(float) - tree.to_numpy(self.counts[n])
+                for n, x in self.model.named_buffers() if n in self.counts}  # fmt: skip
+
+    def kept_values(self, also: Sequence[str] = ()) -> Arrays:
+        known = vars(self.user.module)
+        found = {name: known[name] for name in {*self.kept, *also} & known.keys()}
+        return {f"{name}/{at}": x for name, value in found.items()
+                for at, x in enumerate(arrays_of(value, self.user.module.__name__))}  # fmt: skip
+
     def _moved(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the parameters that the forward pass has changed, such as those of a teacher."""
         for name, p in self.model.named_parameters():
-            if p.grad is None and is_float(p) and name in weights and not self.forward:
-                after = tree.to_numpy(p)
-                if not np.array_equal(after, weights[name]):
-                    yield name, after
+            if is_float(p) and name in weights and not self.forward:
+                if not torch.equal(p.detach(), like(p, weights[name])):
+                    yield name, tree.to_numpy(p)
 
     def _backward(self, loss: torch.Tensor) -> None:
         try:
@@ -298,6 +308,10 @@ class TorchSide(ProgramSide):
 
         def after(module: Any, args: Any, y: Any) -> Any:
             call = calls.end()
+            if not calls.open:
+                for at, x in enumerate(tensors(y)):
+                    if at >= MOST or not is_float(x):
+                        calls.arrays[f"more/{slot(call, at)}"] = tree.to_numpy(x)
 
             def look(at: int, x: torch.Tensor) -> Any:
                 if at >= MOST or is_differentiated(x):
@@ -372,14 +386,12 @@ class TorchSide(ProgramSide):
         never = name in (self.ungraded or ()) and not gradient.any()
         return p.requires_grad and not never
 
-    def begin_alone(
-        self, weights: Arrays, grads: Arrays
-    ) -> Callable[[int, float], Sequence[float]]:
+    def begin_alone(self, weights: Arrays, grads: Arrays) -> Callable[[int, float], Sequence[Any]]:
         """A fresh optimizer: each step gets the same weights, and gradients times a factor.
 
         Returns:
-            What one step moves each tensor by, a 2-norm, in the order of `grads`; it is given the
-            step and the factor.
+            What one step moves each tensor by, see `recording.alone`, in the order of `grads`; it
+            is given the step and the factor.
         """
         self.begin(weights)
         named = dict(self.model.named_parameters())
@@ -387,15 +399,17 @@ class TorchSide(ProgramSide):
         before = [p.detach().clone() for p in tensors]
         given = [like(p, grads[name]) for name, p in zip(grads, tensors)]
 
-        def take_step(step: int, factor: float) -> Sequence[float]:
+        def take_step(step: int, factor: float) -> Sequence[Any]:
             for name, p, start, g in zip(grads, tensors, before, given):
                 p.data.copy_(start)
                 if self._gets(name, p, grads[name]):
                     p.grad = factor * g + self.pending.get(name, 0)
             self._step(step)
             with torch.no_grad():
-                moved = torch._foreach_norm(torch._foreach_sub(tensors, before))
-            return [float(x) for x in moved]
+                moved = torch._foreach_sub(tensors, before)
+                norms = torch._foreach_norm(moved)
+                return [(float(n), factor * inner(g, m), inner(w, m))
+                        for n, g, w, m in zip(norms, given, before, moved)]  # fmt: skip
 
         return take_step
 
@@ -489,6 +503,11 @@ def like(x: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Values, of which a complex tensor's are pairs, in a tensor's format and shape."""
     given = tree.to_complex(values) if x.is_complex() else np.asarray(values)
     return torch.from_numpy(given).to(x).reshape(x.shape)
+
+
+def inner(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Returns the real part of the inner product of two tensors of one shape."""
+    return float(torch.vdot(a.reshape(-1), b.reshape(-1)).real)
 
 
 def is_differentiated(x: torch.Tensor) -> bool:

@@ -48,6 +48,10 @@ class Tape:
         if places and not self._is_ours(leaves[places[0]]):
             self.calls.drop(call)  # such a look, at what takes nothing of the scan's
             return y
+        if not self.calls.open:
+            for at, x in enumerate(leaves):
+                if hasattr(x, "dtype") and at not in places[:MOST]:
+                    self.calls.arrays[f"more/{slot(call, at)}"] = x
         for at, place in enumerate(places[:MOST]):
             leaves[place] = self.point(slot(call, at), leaves[place])
         return jax.tree.unflatten(nest, leaves)

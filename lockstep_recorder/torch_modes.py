@@ -171,15 +171,19 @@ def is_float(x: torch.Tensor) -> bool:
 
 def floats(nest: Any) -> Iterator[torch.Tensor]:
     """The tensors of a nest that hold floats, in order."""
+    return (x for x in tensors(nest) if is_float(x))
+
+
+def tensors(nest: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nest, in order."""
     if isinstance(nest, torch.Tensor):
-        if is_float(nest):
-            yield nest
+        yield nest
     elif isinstance(nest, dict):
         for each in nest.values():
-            yield from floats(each)
+            yield from tensors(each)
     elif isinstance(nest, (list, tuple)):
         for each in nest:
-            yield from floats(each)
+            yield from tensors(each)
 
 
 def replace_floats(nest: Any, change: Callable[[int, Any], Any]) -> Any:

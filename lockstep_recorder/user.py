@@ -116,20 +116,25 @@ def _module_name(path: str) -> str:
 
 
 def _digest(value: Any, module: str = "") -> int | None:
-    """A hash of the arrays in a value: in dicts, lists and tuples, in a copy of a model, in what an
-    object of a class of the module keeps in these; None where it has none."""
+    """Returns a hash of the arrays in a value; None where it has none."""
+    found = [hash(x.tobytes()) for x in arrays_of(value, module)]
+    return hash(tuple(found)) if found else None
+
+
+def arrays_of(value: Any, module: str = "") -> Iterator[Any]:
+    """Yields the arrays in a value: in dicts, lists and tuples, in a copy of a model, in what an
+    object of a class of the module keeps in these."""
     if isinstance(value, type):
-        return None
+        return
     if hasattr(value, "state_dict") and hasattr(value, "parameters"):
         value = value.state_dict()
     elif type(value).__module__ == module and hasattr(value, "__dict__"):
         value = {name: x for name, x in vars(value).items() if isinstance(x, (dict, list, tuple))}
     if isinstance(value, (dict, list, tuple)):
-        parts = [_digest(each) for each in (value.values() if isinstance(value, dict) else value)]
-        return None if all(part is None for part in parts) else hash(tuple(parts))
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        return None
-    return hash(to_numpy(value).tobytes())
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from arrays_of(each, module)
+    elif hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield to_numpy(value)
 
 
 @contextlib.contextmanager

@@ -363,8 +363,8 @@ def propose(
         joined: see `mapping.propose`.
     """
     if port.first is None:
-        port.first = port.run(port.initial).calls
-    calls = port.first
+        port.first = port.run(port.initial)
+    calls = port.first.calls
     theirs = tensors_of(reference.about, reference.weights, reference.about["events"],
                         reference.about["kinds"])  # fmt: skip
     ours = tensors_of(port.facts, port.initial, calls.events, calls.kinds)
@@ -381,10 +381,13 @@ def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
     A port keeps its own, for a wrong one is a bug; but what is the reference's, rounded to float32.
     """
     parameters = set(port.facts["parameters"]), set(reference.about["parameters"])
-    every = port.initial, reference.weights
-    for only, known, side in zip((found.only_port, found.only_reference), parameters, every):
-        only[:] = [name for name in only if name in known or is_statistic(name, side)]
     state = rungs.changed_state(reference.group("state"), reference.weights)
+    moved = rungs.changed_state(port.first.state if port.first else {}, port.initial), state
+    every = port.initial, reference.weights
+    for only, known, side, changed in zip(
+        (found.only_port, found.only_reference), parameters, every, moved
+    ):
+        only[:] = [n for n in only if n in known or n in changed or is_statistic(n, side)]
     for entry in list(found.entries):
         name = entry.port.name
         if name in parameters[0] or is_statistic(name, port.initial) or entry.given:
@@ -400,7 +403,7 @@ def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
 
 def _bounds(reference: Trace, port: Port, trial: Trial) -> Bounds:
     if rungs.precision_of(port, reference) == "float64" or not port.isolates:
-        return Bounds(reference, port.facts.get("noise"))
+        return Bounds(reference, port.facts.get("noise"), resolves=port.isolates)
     return Bounds(reference, port.noise(trial.weights, len(reference.about["accumulated"]) or 1))
 
 

@@ -7,6 +7,7 @@ Constants that a program makes in float32 need none here: a program in float64 m
 both sides (`lockstep_recorder`). What that moves is told beside the verdict.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
 from lockstep.check.roots.locate import Root, list_some
-from lockstep.check.rungs import Spot, Stage
+from lockstep.check.rungs import SMALL, Spot, Stage
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
@@ -25,6 +26,7 @@ from lockstep.model.params import Arrays
 from lockstep_recorder.recording import prefixed
 
 NEARLY = 100  # bounds, within which a gradient may be rounding that its terms leave
+UNCERTAIN = 0.5  # relative, of a gradient by rounding: then it is nothing else
 Stages = dict[str, Stage]  # by number
 
 
@@ -65,28 +67,31 @@ def constants(reference: Trace, port: Port) -> list[Root]:
 
 
 def cancelling(stages: Stages, port: Port, weights: Arrays) -> Excused | None:
-    """Mends rounding: judges gradients that are apart by little more than the bound by the port's
-    own noise, where no other gradient is further. Where terms nearly cancel, rounding is most of
-    what they leave."""
+    """Judges gradients by the port's own rounding, where that is most of what they are: those that
+    are apart by little more than the bound, where no other gradient is further, for their terms
+    nearly cancel; and those below 1e-12 of the largest, if no digit of theirs is certain."""
     found = [stages[number] for number in ("3", "3i", "5")]
-    spots = [spot for rung in found for spot in rung.spots if spot.rule == "gradient"]
-    near = all(spot.figure <= NEARLY * NORM.bound for rung in found for spot in rung.spots)
-    if not spots or not near or any(spot.rule != "gradient" for r in found for spot in r.spots):
+    spots = [spot for rung in found for spot in rung.spots]
+    small = [spot for spot in spots if spot.detail == SMALL]
+    others = [spot for spot in spots if spot not in small]
+    near = all(s.rule == "gradient" and s.figure <= NEARLY * NORM.bound for s in others)
+    asked = small + (others if near else [])
+    if not asked:
         return None
     noise, excused = port.noise(weights, 1), []
-    for spot in spots:
-        bound = NOISE.bound * noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
+    for spot in asked:
+        own = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
+        bound = math.inf if spot in small and own > UNCERTAIN else NOISE.bound * own
         if spot.figure <= bound:
-            excused.append((spot, bound))
+            excused.append(spot)
+    for rung in found:
+        rung.excused += [spot for spot in excused if spot in rung.every_spot]
     if not excused:
         return None
-    for rung in found:
-        rung.excused += [spot for spot, _ in excused if spot in rung.every_spot]
-    apart = sorted({f"{spot.where} by {spot.figure:.2g}" for spot, _ in excused})
-    worst, bound = max(excused, key=lambda each: each[0].figure / each[1])
-    return Excused("terms that cancel", [spot for spot, _ in excused], worst.figure, bound,
-                   "gradients apart by no more than the port's own rounding: "
-                   + ", ".join(apart))  # fmt: skip
+    apart = sorted({f"{s.where} by {s.figure:.2g}" for s in excused if s not in small})
+    note = "gradients apart by no more than the port's own rounding: " + ", ".join(apart)
+    figure = max((spot.figure for spot in excused if spot not in small), default=0.0)
+    return Excused("rounding", excused, figure, NEARLY * NORM.bound, note if apart else "")
 
 
 def frozen(stages: Stages, entries: list[Entry], port: Port) -> Excused | None:

@@ -184,6 +184,12 @@ def axes_between(ours: Shape, theirs: Shape) -> list[Axes]:
     finer, coarser = (theirs, ours) if finer_is_theirs else (ours, theirs)
     n = len(finer)
     found = fitting_permutations(finer, coarser) or [tuple(range(n))]
-    usual = [tuple(range(n)), (0, *range(2, n), 1), (0, n - 1, *range(1, n - 1))]
+    usual = usual_orders(n)
     found.sort(key=lambda order: usual.index(order) if order in usual else n)
     return [Axes(ours, theirs, order, finer_is_theirs) for order in found]
+
+
+def usual_orders(n: int) -> list[Shape]:
+    """Lists the orders of axes of one activation in both frameworks: as it is, channels last, and
+    channels first."""
+    return [tuple(range(n)), (0, *range(2, n), 1), (0, n - 1, *range(1, n - 1))]

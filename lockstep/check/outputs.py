@@ -1,18 +1,21 @@
 """Rung 6: what the model gives, of each batch: all of it, also where no loss looks."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from lockstep.check.following.tapes import LiveTape
+from lockstep.check import rungs
+from lockstep.check.following.tapes import Known, LiveTape, RecordedTape
+from lockstep.check.layout import axes_between, usual_orders
 from lockstep.check.prove import Trial
 from lockstep.check.rungs import Bounds, Stage
-from lockstep.check.sides.modules import is_one_value, nearest
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
+from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import outputs_of, prefixed
 from lockstep_recorder.wire import group
 
@@ -41,8 +44,9 @@ def compare_outputs(
 ) -> Outputs:
     """Compares what both programs ship, see `recording.outputs_of`.
 
-    The outermost module's output has the other's outermost as its partner. What one side shows by
-    no module is sought among all values of the port, of the first batch.
+    The model's output is the other's, in its size and in its order of axes, but for channels first
+    or last. What one side shows by no module is sought among all values of the port, of the first
+    batch; so is a model that ends elsewhere, if its own end is among the reference's values.
 
     Args:
         later: `STEP/KEY` of the port's batches; none where the forward pass alone runs.
@@ -52,27 +56,41 @@ def compare_outputs(
     ours = _by_step(later, trial.free.outputs)
     made = Outputs()
     partners = _pair(ours[0], theirs[0], trial)
-    values: list[np.ndarray] | None = None
+    sought = _Sought(reference, port, trial)
     for key, x in theirs[0].items():
-        partner = partners.get(key, "")
-        known = [step for step in range(min(len(ours), len(theirs)))
-                 if partner in ours[step] and key in theirs[step]]  # fmt: skip
-        strict = key.startswith((ROOT, "given/"))
-        if partner and (strict or _are_equal(ours[0][partner], x, bounds.of(key, partner))):
-            for step in known:
-                _add(made, reference, key, step, ours[step][partner], theirs[step][key],
-                     bounds.of(f"output/{step}/{key}", f"output/{step}/{partner}"))  # fmt: skip
+        partner, bound = partners.get(key, ""), bounds.of(key, partners.get(key, ""))
+        shown = key.startswith("given/") or (_call(key) == "(root)" and ROOT in ours[0])
+        if key == ROOT and shown and not partner and not sought.ends_elsewhere(x, ours[0][ROOT]):
+            partner = ROOT  # of another size
+        equal = partner and norm_gap(turned(ours[0][partner], x), x) <= bound
+        if partner and (shown or equal):
+            for step in range(min(len(ours), len(theirs))):
+                if partner in ours[step] and key in theirs[step]:
+                    y, other = ours[step][partner], theirs[step][key]
+                    least = bounds.of(f"output/0/{key}", f"output/0/{partner}")
+                    _add(made, reference, key, step, y, other, least)
             continue
-        values = _values_of(port, trial, reference) if values is None else values
-        alike = [y for y in values if y.size == x.size][-CANDIDATES:]
-        found = _like(alike, x, reference.arrays.get(f"d{key}"), bounds.of(key, key))
+        found = sought.find(x, reference.arrays.get(f"d{key}"), bound)
+        if found is None and shown and key in ours[0].keys() - partners.values():
+            found = ours[0][key]  # in its place, and of another size
         if found is None:
             made.lacks.append(_name(key))
         else:
-            _add(made, reference, key, 0, found, x, bounds.of(key, key))
-    if not theirs[0]:
-        made.lacks.append("the model's output, for the reference shows no module")
+            _add(made, reference, key, 0, found, x, bound)
+    if not theirs[0] and not any(map(sought.is_in_reference, ours[0].values())):
+        made.lacks.append(f"the model's output, for the reference shows no module: {SHOW}")
     return made
+
+
+def turned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Returns an output in the other's order of axes, where the shapes tell it."""
+    if ours.shape == theirs.shape or ours.size != theirs.size or not theirs.size:
+        return ours
+    orders = axes_between(ours.shape, theirs.shape)
+    usual = usual_orders(max(ours.ndim, theirs.ndim))
+    known = [axes for axes in orders if axes.order in usual] or orders
+    made = [axes.to_theirs(ours) for axes in known]
+    return min(made, key=lambda x: norm_gap(x, theirs))
 
 
 def _by_step(found: Arrays, first: Arrays) -> list[Arrays]:
@@ -81,32 +99,31 @@ def _by_step(found: Arrays, first: Arrays) -> list[Arrays]:
 
 
 def _pair(ours: Arrays, theirs: Arrays, trial: Trial) -> dict[str, str]:
-    """Maps the reference's outputs to the port's: by their calls, by values, by size in order."""
+    """Maps the reference's outputs to the port's: by name, by their calls, by size in order."""
     paired = {r: p for slots in trial.pairing.slots.values() for p, r in slots.items()}
     found = {key: key for key in theirs if key in ours and key.startswith("given/")}
-    if not found:
-        found = {r: paired[r] for r in theirs if paired.get(r) in ours}
-    for alike in (is_one_value, lambda a, b: a.size == b.size):
+    found |= {r: paired[r] for r in theirs if paired.get(r) in ours}
+    for is_like in (lambda a, b: np.array_equal(a, b), lambda a, b: a.size == b.size):
         for r in [r for r in theirs if r not in found]:
-            free = (p for p in ours if p not in found.values() and alike(ours[p], theirs[r]))
+            free = (p for p in ours if p not in found.values() and is_like(ours[p], theirs[r])
+                    and _call(p) == _call(r))  # fmt: skip
             if p := next(free, ""):
                 found[r] = p
     return found
 
 
-def _are_equal(ours: np.ndarray, theirs: np.ndarray, bound: float) -> bool:
-    return ours.size == theirs.size and nearest(ours, theirs)[1] <= bound
+def _call(key: str) -> str:
+    return key.partition("/")[2].partition(":")[0] if key[:6] != "given/" else "(root)"
 
 
 def _add(
     made: Outputs, reference: Trace, key: str, step: int, ours: np.ndarray, theirs: np.ndarray,
     bound: float,
 ) -> None:  # fmt: skip
-    if ours.size == theirs.size:
-        ours = nearest(ours, theirs)[0].to_theirs(ours)
+    ours = turned(ours, theirs)
     figure, detail = norm_gap(ours, theirs), ""
     arrives = reference.arrays.get(f"d{key}")
-    if not figure <= bound and step == 0 and arrives is not None and ours.size == theirs.size:
+    if not figure <= bound and step == 0 and arrives is not None and ours.shape == theirs.shape:
         seen = arrives != 0
         if norm_gap(ours[seen], theirs[seen]) <= bound:
             made.unseen, detail = True, f"{UNSEEN}: {_places(ours, theirs, bound)}"
@@ -134,33 +151,52 @@ def _name(key: str) -> str:
     return f"{word} {number}" if number else word
 
 
-def _values_of(port: Port, trial: Trial, reference: Trace) -> list[np.ndarray]:
-    """Lists the values of the port, run with the reference's weights on the first batch; none where
-    it has no tape."""
-    if not port.isolates or reference.about["precision"] != "float64":
-        return []
-    batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
-    sizes = {x.size for x in outputs_of(reference.about["events"], reference.arrays).values()}
-    try:
-        tape = LiveTape(port.program, trial.weights, batch, spec)
-        tape.start()
-        given = {n: trial.weights[name] for name, n in tape.numbers.items()}
-        numbers = [n for n in tape.data if tape.values[n].size in sizes and tape.is_float(n)]
-        tape.play(given, [])
-        return [x for (x,) in tape.values_of([{}], numbers[-CANDIDATES:]).values()]
-    except UserError:
-        return []
+class _Sought:
+    """The values of both programs on the first batch, with the reference's weights."""
 
+    def __init__(self, reference: Trace, port: Port, trial: Trial) -> None:
+        self.reference, self.port, self.trial = reference, port, trial
 
-def _like(
-    values: list[np.ndarray], theirs: np.ndarray, arrives: np.ndarray | None, bound: float
-) -> np.ndarray | None:
-    """Returns the value that is an output in all places, or else wherever the loss looks."""
-    turned = [nearest(x, theirs)[0].to_theirs(x) for x in values]
-    for x in turned:
-        if norm_gap(x, theirs) <= bound:
-            return x
-    if arrives is None or not (arrives == 0).any() or not arrives.any():
-        return None
-    seen = arrives != 0
-    return next((x for x in turned if norm_gap(x[seen], theirs[seen]) <= bound), None)
+    @cached_property
+    def values(self) -> list[np.ndarray]:
+        """The last of the port's values of an output's size; none where it has no tape."""
+        reference, port, weights = self.reference, self.port, self.trial.weights
+        if not port.isolates or rungs.precision_of(port, reference) != "float64":
+            return []
+        batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
+        sizes = {x.size for x in outputs_of(reference.about["events"], reference.arrays).values()}
+        try:
+            tape = LiveTape(port.program, weights, batch, spec)
+            tape.start()
+            tape.play({n: weights[name] for name, n in tape.numbers.items()}, [])
+            numbers = [n for n in tape.data if tape.values[n].size in sizes and tape.is_float(n)]
+            return [x for (x,) in tape.values_of([{}], numbers[-CANDIDATES:]).values()]
+        except UserError:
+            return []
+
+    def find(
+        self, theirs: np.ndarray, arrives: np.ndarray | None, bound: float
+    ) -> np.ndarray | None:
+        """Returns the value that is an output in all places, or else wherever the loss looks."""
+        alike = [turned(x, theirs) for x in self.values if x.size == theirs.size]
+        for x in alike:
+            if norm_gap(x, theirs) <= bound:
+                return x
+        if arrives is None or not (arrives == 0).any() or not arrives.any():
+            return None
+        seen = arrives != 0
+        return next((x for x in alike if x.shape == seen.shape
+                     and norm_gap(x[seen], theirs[seen]) <= bound), None)  # fmt: skip
+
+    def is_in_reference(self, ours: np.ndarray) -> bool:
+        """Says if an output of the port is a value of the reference."""
+        try:
+            tape = RecordedTape(self.reference.about.get("tape", {}), self.reference.arrays)
+        except UserError:
+            return False
+        return bool(Known(tape.data, tape.rows).find(fingerprint(ours)))
+
+    def ends_elsewhere(self, theirs: np.ndarray, ours: np.ndarray) -> bool:
+        """Says if each side's output is a value of the other side's."""
+        there = self.is_in_reference(ours)
+        return there and self.find(theirs, None, rungs.NORM.bound) is not None

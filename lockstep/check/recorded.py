@@ -18,7 +18,7 @@ from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep_recorder.main import write
-from lockstep_recorder.recording import outputs_of
+from lockstep_recorder.recording import VARIED, outputs_of
 
 REMEDY = "record it with `lockstep record PORT --like REFERENCE.trace -o PORT.trace`"
 
@@ -71,12 +71,17 @@ class RecordedPort(Port):
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
         before, after = (self._steps.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
         none = labels_of(self.recorded).get(label, 0) <= step
-        return {name: np.zeros(self.shapes[name]) if none else after[name] - before[name]
-                for name in self.facts["parameters"]}  # fmt: skip
+        return {name: np.zeros(shape) if none else after[name] - before[name]
+                for name, shape in self.shapes.items()}  # fmt: skip
 
-    def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
+    def kept(self) -> Arrays:
+        return self.recorded.group("kept")
+
+    def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         self.facts |= {"ended": self._steps.about.get("ended", "")}
-        return {name: x[:steps] for name, x in self._steps.group("varied").items()}
+        moved = {f"{kind}/{name}": x[:steps] for kind in VARIED
+                 for name, x in self._steps.group(kind).items()}  # fmt: skip
+        return Trace({}, moved)
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
         return self.facts["accumulated"], self.recorded

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lockstep.check import names
 from lockstep.check.layout import Entry
 from lockstep.check.sides.modules import Calls, Pairing, call_of
 from lockstep.check.sides.port import Port, PortRun, norm_of
@@ -14,7 +15,10 @@ from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon
 from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
 from lockstep_recorder.noise import STATISTICS
+from lockstep_recorder.recording import VARIED
 
+SMALL = "below 1e-12 of the largest gradient"
+TWICE = 2  # a port's noise beside its reference's, as the ladder allows twins
 ENDS = ("1", "2", "3", "4", "4i", "5", "6", "8")
 BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
@@ -74,10 +78,18 @@ class Stage(Outcome):
 
 
 class Bounds:
-    """The norm rule in float64; below it, both programs' own noise."""
+    """The norm rule in float64; below it, the reference's own noise, and the port's as far as it is
+    no more than twice that: a noisier port is another program.
 
-    def __init__(self, reference: Trace, noise: dict[str, float] | None = None) -> None:
+    Args:
+        resolves: the port's noise can be asked for, so that the smallest gradients are judged.
+    """
+
+    def __init__(
+        self, reference: Trace, noise: dict[str, float] | None = None, *, resolves: bool = False
+    ) -> None:
         self.exact = reference.about["precision"] == "float64" and noise is None
+        self.resolves = resolves and self.exact
         self.recorded: dict[str, float] = reference.about.get("noise", {})
         self.noise = noise or {}
 
@@ -85,8 +97,11 @@ class Bounds:
         if self.exact:
             return NORM.bound
         least = epsilon("float32")
-        noises = self.recorded.get(reference, least), self.noise.get(port, least)
-        return NOISE.bound * (max(noises) + FLOOR)
+        theirs = self.recorded.get(reference, least)
+        ours = self.noise.get(port, least)
+        if self.recorded:
+            ours = min(ours, TWICE * theirs)
+        return NOISE.bound * (max(theirs, ours) + FLOOR)
 
 
 def activations(
@@ -159,13 +174,15 @@ def _add_gradients(
     theirs_of, first = reference.group(kind), reference.group("grad")
     whole = _largest(theirs_of)
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
-        figure = _gradient_gap(ours, theirs, whole)
+        figure, detail = _gradient_gap(ours, theirs, whole), ""
+        if figure == 0 and bounds.resolves:  # rounding, or small and as good as any to an Adam
+            figure, detail = norm_gap(ours, theirs), SMALL
         known = entry.reference.name in first
         parts = float(np.linalg.norm(entry.reference.take(first))) if known else 0.0
         if (size := float(np.linalg.norm(theirs))) < parts:
             figure *= size / parts
         bound = bounds.of(f"{kind}/{entry.reference.name}", f"{kind}/{entry.port.name}")
-        rung.add("gradient", name, figure, bound, str(entry.port), ours, theirs)
+        rung.add("gradient", name, figure, bound, str(entry.port), ours, theirs, detail)
 
 
 def by_piece(entries: list[Entry], port: Arrays, reference: Arrays) -> list[Pieces]:
@@ -225,43 +242,53 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
                 figure, bound = _update_gap(a, b, size, precision_of(port, reference))
                 where = f"{name}, {scale}, step {step}"
                 rung.add("update", where, figure, bound, str(entry.port), a, b, name)
+        theirs, ours = reference.group("kept"), port.kept() if label == "1" else {}
+        for name in sorted(theirs.keys() & ours.keys()):
+            gap = norm_gap(ours[name], theirs[name])
+            rung.add(
+                "state", f"{name} that update keeps", gap, bound, name, ours[name], theirs[name]
+            )
     return rung
 
 
 def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     """Rung 4: many steps of the optimizer alone, for its schedule, as far as either side goes.
 
-    What each step moves a tensor by is compared; of tensors that are fused or stacked on one side,
-    what it moves them by together. A step that neither side survives, such as behind a division by
-    zero, is no difference; one before which one side alone ends is.
+    What each step moves a tensor by is compared, by its size and its direction; of tensors that are
+    fused or stacked on one side, what it moves them by together. A step that neither side survives,
+    such as behind a division by zero, is no difference; one before which one side alone ends is.
     """
     rung = Stage(number="4", name="update, alone")
-    theirs = reference.group("varied")
+    theirs, fed = reference.group("varied"), reference.group("fed/1/0/grad")
     rung.lacks = reference.about["lacks"].get("optimizer", "" if theirs else "no such run recorded")
     rung.lacks = rung.lacks or port.begin(port.weights(reference.weights))
     if rung.lacks:
         return rung
     steps = max(map(len, theirs.values()))
     ended = bool(reference.about.get("ended"))  # then the port is asked for one step more
-    ours = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"),
-                      steps + ended)  # fmt: skip
-    taken = max(map(len, ours.values()), default=0)
+    moved = port.alone(port.weights(reference.weights), fed, steps + ended)
+    taken = max(map(len, moved.group("varied").values()), default=0)
     if not taken:
         rung.lacks = "the port has no such run"
         return rung
+    given = port.grads(fed)
     bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
     found = []
-    for names, partners in whole_tensors(entries, reference.weights):
+    for tensors, partners in whole_tensors(entries, reference.weights):
         a, b = (_moved_together(side, names_of, min(taken, steps))
-                for side, names_of in ((ours, partners), (theirs, names)))  # fmt: skip
-        size = norm_of({name: reference.weights[name] for name in names})
-        scale = largest_finite(b) + 16 * epsilon(precision_of(port, reference)) * size / bound
-        gaps = np.abs(a - b) / scale if scale else np.zeros(len(a))
+                for side, names_of in ((moved, partners), (reference, tensors)))  # fmt: skip
+        size = norm_of({name: reference.weights[name] for name in tensors})
+        gradient = max(norm_of({name: side[name] for name in names_of if name in side})
+                       for side, names_of in ((fed, tensors), (given, partners)))  # fmt: skip
+        least = 16 * epsilon(precision_of(port, reference)) * size / bound
+        scales = (largest_finite(b[0]) + least) * np.array([1.0, gradient, size])
+        gaps = np.abs(a - b) / np.where(scales > 0, scales, 1.0)[:, None]
         gaps[~np.isfinite(a) & ~np.isfinite(b)] = 0.0
+        gaps = gaps.max(0)
         first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
-        found.append((first, names[0], partners[0], float(gaps.max()), a, b))
-    for first, r, p, figure, a, b in sorted(found, key=lambda each: each[:2]):
-        rung.add("update", f"{r}, step {first} of {steps}", figure, bound, p, a, b, r)
+        found.append((first, tensors[0], partners[0], float(gaps.max()), a[0], b[0]))
+    for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
+        rung.add("update", f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
     if taken != steps:
         side, why = (("port", port.facts.get("ended")) if taken < steps
                      else ("reference", reference.about["ended"]))  # fmt: skip
@@ -270,11 +297,19 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     return rung
 
 
-def _moved_together(moved: Arrays, names: list[str], steps: int) -> np.ndarray:
-    """(steps,): the norm of what some tensors are moved by; 0 for what never is, such as a
-    buffer."""
-    squares = [np.square(moved[name][:steps]) for name in names if name in moved]
-    return np.sqrt(np.sum(squares, axis=0)) if squares else np.zeros(steps)
+def _moved_together(moved: Trace, tensors: list[str], steps: int) -> np.ndarray:
+    """(3, steps): the norm of what some tensors are moved by, and its inner products with their
+    gradients and weights; 0 for what never is, such as a buffer."""
+    kinds = [moved.group(kind) for kind in VARIED]
+    found = np.zeros((3, steps))
+    for name in tensors:
+        if name in kinds[0]:
+            found += [
+                np.square(kinds[0][name][:steps]),
+                *(kind[name][:steps] for kind in kinds[1:]),
+            ]
+    found[0] = np.sqrt(found[0])
+    return found
 
 
 def largest_finite(x: np.ndarray) -> float:
@@ -303,9 +338,12 @@ def changes(
     here = f"fed/{label}/{step}"
     before, after = (reference.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
     ours = port.update(port.weights(before), reference.group(f"{here}/grad"), label, step)
-    theirs = {name: after[name] - before[name] for name in reference.about["parameters"]}
-    trained = [e for e in entries if e.reference.name in theirs or e.port.name in ours]
-    return by_piece(trained, ours, theirs)
+    theirs = {name: x - before[name] for name, x in after.items()}
+    parameters = {*reference.about["parameters"]}, {*port.facts["parameters"]}
+    moved = [e for e in entries if e.reference.name in parameters[0]
+             or e.port.name in parameters[1] or e.reference.take(theirs).any()
+             or e.port.take(ours).any()]  # buffers, too, that `update` changes  # fmt: skip
+    return by_piece(moved, ours, theirs)
 
 
 def precision_of(port: Port, reference: Trace) -> str:
@@ -351,6 +389,11 @@ def accumulation(
     for name, x, y, entry in states(entries, found.group("carried"), weights, reference, "carried"):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add("state", name, norm_gap(x, y), bound, str(entry.port), x, y)
+    theirs, mine = reference.group("counted"), found.group("counted")
+    partners = {path: name for name, path in names.exact_paths([*mine]).items()}
+    for name, path in names.exact_paths([*theirs]).items():
+        if p := partners.get(path):
+            rung.add("state", name, norm_gap(mine[p], theirs[name]), 0.0, p, mine[p], theirs[name])
     return rung, found.group("output")
 
 

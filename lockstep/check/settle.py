@@ -23,6 +23,7 @@ CAUSED_BY = {
     ("2", "state"): {"forward", "mapping"},
     ("3", "gradient"): {"forward", "backward", "mapping"},
     ("4i", "update"): {"update", "mapping"},
+    ("4i", "state"): {"update", "mapping"},
     ("4", "update"): {"update", "mapping"},
     ("5", "loss"): {"forward", "mapping", "accumulation", "state"},
     ("5", "gradient"): {"forward", "backward", "mapping", "accumulation", "state"},

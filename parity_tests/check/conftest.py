@@ -13,6 +13,7 @@ from lockstep.check.sides import trace
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.process import ROOT
+from lockstep_recorder.recording import VARIED
 from parity_tests.check.inside import ALONE, check_inside, record_inside
 from parity_tests.check.mutants import BY_NAME, changed
 from parity_tests.check.recorders import forked_programs as forked_programs
@@ -39,7 +40,11 @@ def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Tra
     finally:
         program.close()
     found = trace.read(folder / example)
-    few = {name: x[: ALONE * steps] for name, x in found.arrays.items() if "varied/" in name}
+    few = {
+        name: x[: ALONE * steps]
+        for name, x in found.arrays.items()
+        if name.startswith(tuple(VARIED))
+    }
     return replace(found, arrays={**found.arrays, **few})
 
 

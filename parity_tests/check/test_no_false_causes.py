@@ -4,9 +4,6 @@ import pytest
 import torch
 
 from lockstep.check.check import Result
-from lockstep.check.roots import locate
-from lockstep.check.rungs import Stage
-from lockstep.check.sides.modules import Calls
 from lockstep_recorder.torch_changes import TURNED, changes_of
 from parity_tests.check.inside import START, check_pair
 from parity_tests.check.small import ADAM, CELL

@@ -11,9 +11,6 @@ import torch
 
 from lockstep.check.causes import differ, optimizer, solve
 from lockstep.check.causes.rules import BF16, L2, TRUST
-from lockstep.check.roots.locate import Root
-from lockstep.check.rungs import Spot
-from lockstep.judge.verdict import check_bound
 from lockstep_recorder.jax_floats import nothing_narrower
 from lockstep_recorder.recording import CYCLES, SCALES
 

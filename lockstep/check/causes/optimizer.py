@@ -333,7 +333,8 @@ def _count_of_steps(evidence: Evidence, rules: list[Rule], n: int) -> Cause | No
         return None
     name, by = next(iter(sizes.items()))
     steps = len(theirs_of[name])
-    ours_of = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
+    moved_by = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
+    ours_of = moved_by.group("varied")
     both = theirs_of[name], ours_of[pairs[name]]
     theirs, ours = (_rates_by(by, moved, n) for moved in both)
     least = min(len(theirs), len(ours))

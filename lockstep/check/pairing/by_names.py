@@ -44,6 +44,7 @@ def propose(
     _match_tied(mapping, reference, port)
     mapping.entries = _by_exact_path(mapping.entries, mapping)
     mapping.entries = [_as_usual(entry, mapping) for entry in mapping.entries]
+    mapping.entries = _alike_squares(mapping.entries, mapping)
     order = {name: at for at, name in enumerate(port.order)}
     mapping.entries.sort(key=lambda entry: order[entry.port.name])
     _require_whole(mapping, reference, port)
@@ -118,6 +119,8 @@ def _as_usual(entry: Entry, mapping: Mapping) -> Entry:
     kinds = {reference.kinds.get(names_of[0], ""), port.kinds.get(names_of[1], "")}
     if reference.framework == port.framework and len({*names_of}) == len(kinds) == 1:
         usual = {False}
+    elif any("mbed" in kind for kind in kinds):
+        usual = {False}  # a table has its rows first, in each framework
     elif reference.framework != port.framework and kinds <= LINEAR:
         usual = {True}
     else:  # as others whose shapes tell: of its leaf, else of its module's class
@@ -130,6 +133,26 @@ def _as_usual(entry: Entry, mapping: Mapping) -> Entry:
             usual = {False}  # a plain tensor of one name, which is copied as it is
     turned = usual if len(usual) == 1 else {entry.turned}
     return replace(entry, choices=sorted([(0, 1), (1, 0)], reverse=turned == {True}), chosen=0)
+
+
+def _alike_squares(entries: list[Entry], mapping: Mapping) -> list[Entry]:
+    """Gives all square kernels of one kind of module one order of axes, that of most of them: one
+    that a port uses otherwise than the others is turned."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for at, entry in enumerate(entries):
+        if _is_flat(entry) and len(set(entry.shape)) == 1 and not entry.given:
+            groups.setdefault(tuple(_classes(entry, mapping)), []).append(at)
+    made = list(entries)
+    for kinds, group in groups.items():
+        turned = Counter(entries[at].turned for at in group)
+        if len(turned) == 2 and LINEAR & {*kinds}:
+            likely = likely_axes(mapping.sides[0], entries[group[0]].reference.name,
+                                 mapping.sides[1], entries[group[0]].port.name, 2)  # fmt: skip
+            most = max(turned, key=lambda each: (turned[each], each == (likely == (1, 0))))
+            for at in group:
+                axes = (1, 0) if most else (0, 1)
+                made[at] = replace(entries[at], choices=[axes, axes[::-1]], chosen=0)
+    return made
 
 
 def _is_flat(entry: Entry) -> bool:

@@ -45,7 +45,7 @@ class Port:
         self.facts |= precision
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
-        self.first: Calls | None = None  # of a run on its own weights
+        self.first: PortRun | None = None  # on its own weights
         self.own: Arrays = {}  # gradients of its tensors of which one side alone has any
 
     @property
@@ -91,21 +91,24 @@ class Port:
         return self.program.ask("begin", given, mends=self.mends)[0]["lacks"]
 
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
-        """Gets what one step adds to the parameters, fed the reference's gradients."""
+        """Gets what one step adds to the tensors, fed the reference's gradients."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         after = self.program.ask("update", given, step=step, mends=self.mends)[1]
-        return {name: after[name] - weights[name] for name in self.facts["parameters"]}
+        return {name: after[name] - x for name, x in weights.items()}
 
-    def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Arrays:
+    def kept(self) -> Arrays:
+        """Gets the arrays of the variables that its or the reference's `update` changes."""
+        return self.program.ask("kept", names=self.reference.about.get("kept", []))[1]
+
+    def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         """Returns for each tensor what each of many steps moves it by, see `recording.alone`."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         header, moved = self.program.ask("alone", given, steps=steps, mends=self.mends)
         self.facts |= header
-        return group(moved, "varied")
+        return Trace(header, moved)
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
-        """Returns the losses of the first batches; and `sum/N`, `carried/N` and `output/STEP/KEY`,
-        see `recording.accumulate`."""
+        """Returns the losses of the first batches, and the arrays of `recording.accumulate`."""
         arrays = prefixed("weights", weights) | self._batches(steps)
         header, found = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
         return header["losses"], Trace({}, found)
