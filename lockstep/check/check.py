@@ -163,7 +163,8 @@ def run(
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)
-    uncompared = notes.unmatched_state(reference, trial, entries)
+    forward = reference.about.get("forward")
+    uncompared = notes.unmatched_state(reference, trial, entries) if forward else []
     uncompared += notes.untied(entries, [*stages.values()]) + outputs.lacks + lacks
     uncompared += compare_dropout(reference.about, port.facts, calls, trial.free.calls)
     return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused, found,
@@ -185,6 +186,8 @@ def measure(
     else:
         climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries)]
         rung, later = rungs.accumulation(port, reference, entries, bounds)
+        for name in notes.unmatched_state(reference, trial, entries):
+            rung.add("state", name, math.inf, 0.0)
         climbed += [rung, rungs.curves(port, reference)]
     stages = {rung.number: rung for rung in climbed}
     outputs = compare_outputs(reference, port, trial, later, bounds)
@@ -224,7 +227,7 @@ def _excuse(
     clipped, mended = excuses.clip(stages, reference, port, entries, again)
     found = [clipped, excuses.frozen(stages, entries, port)]
     if rungs.precision_of(port, reference) == "float64" and port.isolates:
-        found.append(excuses.cancelling(stages, port, trial.weights))
+        found.append(excuses.cancelling(stages, port, trial, entries))
     return [each for each in found if each], mended
 
 
@@ -382,12 +385,9 @@ def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
     """
     parameters = set(port.facts["parameters"]), set(reference.about["parameters"])
     state = rungs.changed_state(reference.group("state"), reference.weights)
-    moved = rungs.changed_state(port.first.state if port.first else {}, port.initial), state
     every = port.initial, reference.weights
-    for only, known, side, changed in zip(
-        (found.only_port, found.only_reference), parameters, every, moved
-    ):
-        only[:] = [n for n in only if n in known or n in changed or is_statistic(n, side)]
+    for only, known, side in zip((found.only_port, found.only_reference), parameters, every):
+        only[:] = [name for name in only if name in known or is_statistic(name, side)]
     for entry in list(found.entries):
         name = entry.port.name
         if name in parameters[0] or is_statistic(name, port.initial) or entry.given:

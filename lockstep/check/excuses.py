@@ -7,22 +7,24 @@ Constants that a program makes in float32 need none here: a program in float64 m
 both sides (`lockstep_recorder`). What that moves is told beside the verdict.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from lockstep.check import rungs
 from lockstep.check.causes.differ import CLIP_EPSILON
 from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
+from lockstep.check.prove import Trial
 from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import SMALL, Spot, Stage
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
 from lockstep.judge.tolerances import NOISE, NORM
-from lockstep.model.params import Arrays
+from lockstep_recorder.noise import NUDGES, NudgedWeights
 from lockstep_recorder.recording import prefixed
 
 NEARLY = 100  # bounds, within which a gradient may be rounding that its terms leave
@@ -66,7 +68,7 @@ def constants(reference: Trace, port: Port) -> list[Root]:
     return found
 
 
-def cancelling(stages: Stages, port: Port, weights: Arrays) -> Excused | None:
+def cancelling(stages: Stages, port: Port, trial: Trial, entries: list[Entry]) -> Excused | None:
     """Judges gradients by the port's own rounding, where that is most of what they are: those that
     are apart by little more than the bound, where no other gradient is further, for their terms
     nearly cancel; and those below 1e-12 of the largest, if no digit of theirs is certain."""
@@ -74,16 +76,11 @@ def cancelling(stages: Stages, port: Port, weights: Arrays) -> Excused | None:
     spots = [spot for rung in found for spot in rung.spots]
     small = [spot for spot in spots if spot.detail == SMALL]
     others = [spot for spot in spots if spot not in small]
-    near = all(s.rule == "gradient" and s.figure <= NEARLY * NORM.bound for s in others)
-    asked = small + (others if near else [])
-    if not asked:
-        return None
-    noise, excused = port.noise(weights, 1), []
-    for spot in asked:
-        own = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
-        bound = math.inf if spot in small and own > UNCERTAIN else NOISE.bound * own
-        if spot.figure <= bound:
-            excused.append(spot)
+    excused = [s for s in small if s.where in _uncertain(port, trial, entries)] if small else []
+    if others and all(s.rule == "gradient" and s.figure <= NEARLY * NORM.bound for s in others):
+        noise = port.noise(trial.weights, 1)
+        excused += [spot for spot in others if spot.figure
+                    <= NOISE.bound * noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)]  # fmt: skip
     for rung in found:
         rung.excused += [spot for spot in excused if spot in rung.every_spot]
     if not excused:
@@ -92,6 +89,19 @@ def cancelling(stages: Stages, port: Port, weights: Arrays) -> Excused | None:
     note = "gradients apart by no more than the port's own rounding: " + ", ".join(apart)
     figure = max((spot.figure for spot in excused if spot not in small), default=0.0)
     return Excused("rounding", excused, figure, NEARLY * NORM.bound, note if apart else "")
+
+
+def _uncertain(port: Port, trial: Trial, entries: list[Entry]) -> set[str]:
+    """Finds the pieces whose gradient becomes another when weights move by an ulp: it is nothing
+    but rounding, such as that of a key's bias."""
+    found = set[str]()
+    for seed in range(NUDGES):
+        moved = port.run(dict(NudgedWeights(trial.weights, seed, "float64"))).grads
+        both = (rungs.by_piece(entries, grads, {}) for grads in (trial.free.grads, moved))
+        for (name, ours, _, _), (_, other, _, _) in zip(*both):
+            if np.linalg.norm(other - ours) > UNCERTAIN * np.linalg.norm(ours):
+                found.add(name)
+    return found
 
 
 def frozen(stages: Stages, entries: list[Entry], port: Port) -> Excused | None:
