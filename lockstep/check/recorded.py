@@ -9,7 +9,7 @@ from lockstep.check import check, layout, report
 from lockstep.check.roots.lines import Follower
 from lockstep.check.rungs import labels_of
 from lockstep.check.sides.modules import Calls
-from lockstep.check.sides.port import Port, PortRun, aliases_of
+from lockstep.check.sides.port import Port, PortRun, aliases_of, difference
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError, require
@@ -71,7 +71,7 @@ class RecordedPort(Port):
     def update(self, weights: Arrays, grads: Arrays, label: str, step: int) -> Arrays:
         before, after = (self._steps.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
         none = labels_of(self.recorded).get(label, 0) <= step
-        return {name: np.zeros(shape) if none else after[name] - before[name]
+        return {name: np.zeros(shape) if none else difference(after[name], before[name])
                 for name, shape in self.shapes.items()}  # fmt: skip
 
     def kept(self) -> Arrays:

@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.layout import Entry
 from lockstep.check.sides.modules import Calls, Pairing, call_of
-from lockstep.check.sides.port import Port, PortRun, norm_of
+from lockstep.check.sides.port import Port, PortRun, difference, norm_of
 from lockstep.check.sides.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.envelope import compare_curves
@@ -338,7 +338,7 @@ def changes(
     here = f"fed/{label}/{step}"
     before, after = (reference.group(f"fed/{label}/{s}/weights") for s in (step, step + 1))
     ours = port.update(port.weights(before), reference.group(f"{here}/grad"), label, step)
-    theirs = {name: x - before[name] for name, x in after.items()}
+    theirs = {name: difference(x, before[name]) for name, x in after.items()}
     parameters = {*reference.about["parameters"]}, {*port.facts["parameters"]}
     moved = [e for e in entries if e.reference.name in parameters[0]
              or e.port.name in parameters[1] or e.reference.take(theirs).any()

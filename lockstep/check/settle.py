@@ -56,6 +56,8 @@ def may_cause(root: Root, spot: Spot) -> bool:
         return False  # the loss stands behind what the model gives
     if of_state and spot.rule == "state":
         return True
+    if spot.rule == "update" and root.direction == "backward":
+        return spot.detail.partition("[")[0] in root.names  # fed a gradient of one side alone
     return bool(directions & CAUSED_BY.get((spot.rung, spot.rule), set()))
 
 

@@ -68,7 +68,7 @@ def clipped(tmp_path_factory: pytest.TempPathFactory) -> Trace:
         program.close()
     found = trace.read(folder / "trace")
     few = {
-        name: x[: ALONE * STEPS]
+        name: x[: 2 * ALONE * STEPS]
         for name, x in found.arrays.items()
         if name.startswith(tuple(VARIED))
     }

@@ -94,7 +94,7 @@ class Port:
         """Gets what one step adds to the tensors, fed the reference's gradients."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
         after = self.program.ask("update", given, step=step, mends=self.mends)[1]
-        return {name: after[name] - x for name, x in weights.items()}
+        return {name: difference(after[name], x) for name, x in weights.items()}
 
     def kept(self) -> Arrays:
         """Gets the arrays of the variables that its or the reference's `update` changes."""
@@ -130,6 +130,11 @@ class Port:
             here = f"batch/{step}"
             found |= prefixed(here, self.reference.group(here))
         return found
+
+
+def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Returns what was added; nothing to what has stayed, such as the minus infinity of a mask."""
+    return np.subtract(after, before, out=np.zeros(after.shape), where=after != before)
 
 
 def norm_of(arrays: Arrays) -> float:
