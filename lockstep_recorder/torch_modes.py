@@ -13,7 +13,8 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep_recorder.noise import spread_of_sum
+from lockstep_recorder import tree
+from lockstep_recorder.noise import is_of_float32, spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.written import PRODUCTS, Written
 
@@ -46,7 +47,7 @@ class Narrowing(TorchDispatchMode):
                     dtype = self.autocast.dtype or dtype  # which leaves float64 alone
                 self.written.note(operation, dtype, here)
             for x in given:
-                if x.dtype not in WIDE and out.dtype in WIDE:
+                if x.dtype not in WIDE and out.dtype in WIDE and is_rounded(x):
                     self.rounded.append(f"{str(x.dtype).split('.')[1]} of shape {tuple(x.shape)}")
             if wide and out.dtype not in WIDE and out.numel() > 1:
                 name = f"{func} gives {str(out.dtype).split('.')[1]}"
@@ -118,9 +119,18 @@ def nudged(x: torch.Tensor) -> torch.Tensor:
 
 def is_rounded(x: torch.Tensor) -> bool:
     """Says if all values are those of float32, though some are no short fractions."""
-    values = x.detach().to("cpu", torch.float64)
-    short = values * 1024 == (values * 1024).round()
-    return bool((values.float().double() == values).all()) and not bool(short.all())
+    return not x.is_complex() and is_of_float32(tree.to_numpy(x))
+
+
+@contextlib.contextmanager
+def default_format(dtype: torch.dtype) -> Iterator[None]:
+    """Makes this the format of what is made without one of its own."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
 
 
 class Formats(TorchDispatchMode):
@@ -160,7 +170,11 @@ class NothingNarrower(TorchFunctionMode):
             return self.WIDER[x]
 
         wide = {name: widen(x) for name, x in (kwargs or {}).items()}
-        return func(*map(widen, args), **wide)
+        made = func(*map(widen, args), **wide)
+        narrow = isinstance(made, torch.Tensor) and made.dtype in self.WIDER
+        if narrow and not any(made is x for x in args):  # such as an array of numpy's
+            return made.to(self.WIDER[made.dtype])
+        return made
 
 
 def is_float(x: torch.Tensor) -> bool:

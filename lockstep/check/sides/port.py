@@ -37,10 +37,11 @@ class Port:
         self.facts, self.initial = program.ask("facts")
         self.batch = reference.about["batch"]
         first = prefixed("batch", reference.group("batch/0"))
-        precision, _ = program.ask(
+        precision, constants = program.ask(
             "widen", prefixed("weights", self.initial) | first, batch=self.batch
         )
         self.facts |= precision
+        self.initial |= constants
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
         self.first: Calls | None = None  # of a run on its own weights

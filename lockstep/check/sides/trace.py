@@ -122,9 +122,12 @@ def _problem(about: dict[str, Any]) -> str:
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
-    if type(about.get("again", 0.0)) is not float:
-        return "again is no float"
-    for name in ("hooked", "kept"):
+    for name in ("again", "constants"):
+        if type(about.get(name, 0.0)) is not float:
+            return f"{name} is no float"
+    if type(about.get("refused", "")) is not str:
+        return "refused is no text"
+    for name in ("hooked", "kept", "unseen"):
         listed_names = about.get(name, [])
         if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
             return f"{name} holds more than names"
