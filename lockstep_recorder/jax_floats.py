@@ -102,8 +102,7 @@ def widened(formats: tuple[str, ...] = NARROWER) -> Iterator[list[str]]:
     def widen(x: Any) -> Any:
         if str(getattr(x, "dtype", "")) not in formats:
             return x
-        note_rounded(x, cast)
-        return convert(x, np.result_type(x.dtype, np.float64))
+        return widened_convert(x, np.result_type(x.dtype, np.float64))
 
     def widened_bind(self: Any, *args: Any, **params: Any) -> Any:
         if self.name not in CASTS:
@@ -113,7 +112,7 @@ def widened(formats: tuple[str, ...] = NARROWER) -> Iterator[list[str]]:
         return bind(self, *args, **params)
 
     def widened_convert(x: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
-        if isinstance(x, np.generic) and is_narrower(x):  # which becomes a constant, unseen
+        if str(getattr(x, "dtype", "")) in formats:
             note_rounded(x, cast)
         return convert(x, wide(dtype), *args, **options)
 

@@ -15,6 +15,7 @@ from lockstep_recorder.user import Mistake, User
 from lockstep_recorder.written import Written
 
 Arrays = dict[str, np.ndarray]
+DRAWN = 1e-3  # of the largest element: sines of large angles in float32 are as far from exact
 LEAST_GAP = 1e-13  # relative: less is rounding in float64
 LEAST_SIZE = 1e-3  # of a gradient beside that of all tensors: what is smaller is measured as this
 
@@ -223,8 +224,9 @@ class ProgramSide:
 
 
 def _is_rounding(x: np.ndarray, y: np.ndarray) -> bool:
-    """Says if one holds another's values rounded to float32."""
-    return np.array_equal(np.float32(x), np.float32(y), equal_nan=True)
+    """Says if one holds what is another computed in float32, and is not drawn again."""
+    largest = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+    return np.allclose(x, y, rtol=0, atol=DRAWN * largest, equal_nan=True)
 
 
 def _largest_gap(a: tuple[float, Arrays], b: tuple[float, Arrays]) -> float:

@@ -241,7 +241,27 @@ class JaxSide(ProgramSide):
             shaped = hasattr(loss, "shape")
             kind = f"an array of shape {loss.shape}" if shaped else type(loss).__name__
             raise Mistake(f"{self.user.name}: loss gives {kind}; return a scalar")
-        return loss.reshape(()), new
+        return loss.reshape(()), self._as_before(state, new)
+
+    def _as_before(self, state: Any, new: Any) -> Any:
+        """Gives what a loss leaves the nest, the shapes and the formats of the state before, for
+        which a program is compiled: a mean of (4,) is one of (1, 1, 4).
+
+        Raises:
+            Mistake: one has another size.
+        """
+        found = {self.model.path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(new)}
+
+        def leaf(path: Any, x: Any) -> Any:
+            y = found.get(name := self.model.path_name(path), x)
+            if not (is_float_leaf(x) and is_float_leaf(y)):
+                return y
+            if y.size != x.size:
+                raise Mistake(f"{self.user.name}: loss gives the state's {name} the shape {y.shape}"
+                              f", and build {x.shape}; keep its size")  # fmt: skip
+            return jnp.asarray(y, x.dtype).reshape(x.shape)
+
+        return jax.tree_util.tree_map_with_path(leaf, state)
 
     def _traced(self, program: Callable[[], Any], function: str = "loss") -> Any:
         try:

@@ -24,6 +24,7 @@ from lockstep_recorder.torch_modes import (
     NothingNarrower,
     Nudged,
     default_format,
+    floats,
     is_float,
     is_rounded,
     nudged,
@@ -38,6 +39,7 @@ from lockstep_recorder.written import Written
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
             "that it can be switched off, or leave it out")  # fmt: skip
 WATCHED = 12  # steps in which it is seen what `update` keeps: each hashes all of it twice
+INSIDE, SCRIPTED = "values inside torch.vmap and torch.func", "modules inside torch.jit.script"
 SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
 
@@ -58,6 +60,10 @@ class TorchSide(ProgramSide):
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
     def take(self, user: User, built: Any) -> None:
+        for name, p in built.named_parameters():
+            if isinstance(p, torch.nn.parameter.UninitializedParameter):
+                raise Mistake(f"{user.name}: build leaves {name} without a shape; run the model "
+                              "once in build")  # fmt: skip
         self.user, self.model = user, built.to(self.device)
         self.written.drops = without_dropout(self.model)
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
@@ -291,6 +297,10 @@ class TorchSide(ProgramSide):
     @contextlib.contextmanager
     def _hooks(self, calls: CallLog, forced: Arrays) -> Iterator[None]:
         def before(module: Any, args: Any, kwargs: Any) -> Any:
+            if any(map(is_of_transform, floats((args, kwargs)))):
+                calls.open.append("")
+                self.unseen = sorted({*self.unseen, INSIDE})
+                return None
             call = calls.begin(self.names[id(module)], type(module).__name__)
 
             def look(at: int, x: torch.Tensor) -> Any:
@@ -306,6 +316,11 @@ class TorchSide(ProgramSide):
 
         def after(module: Any, args: Any, y: Any) -> Any:
             call = calls.end()
+            if call and any(map(is_of_transform, floats(y))):
+                calls.drop(call)  # which was given nothing of the transform's
+                self.unseen = sorted({*self.unseen, INSIDE})
+            if call not in calls.kinds:
+                return y
 
             def look(at: int, x: torch.Tensor) -> Any:
                 if at >= MOST or is_differentiated(x):
@@ -319,8 +334,11 @@ class TorchSide(ProgramSide):
 
         handles = []
         for module in self.model.modules():
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
+            try:
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(module.register_forward_hook(after))
+            except RuntimeError:  # of what takes no hooks
+                self.unseen = sorted({*self.unseen, SCRIPTED})
         try:
             yield
         finally:
@@ -483,6 +501,11 @@ def like(x: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 def is_differentiated(x: torch.Tensor) -> bool:
     """Says if a module makes a tensor for others to differentiate by, such as its coordinates."""
     return x.is_leaf and x.requires_grad and not isinstance(x, torch.nn.Parameter)
+
+
+def is_of_transform(x: torch.Tensor) -> bool:
+    """Says if a tensor is one of `torch.vmap` or `torch.func`, which has no values of its own."""
+    return bool(torch._C._functorch.maybe_get_level(x) != -1)
 
 
 def widest(x: torch.Tensor) -> torch.Tensor:

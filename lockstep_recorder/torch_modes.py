@@ -170,11 +170,7 @@ class NothingNarrower(TorchFunctionMode):
             return self.WIDER[x]
 
         wide = {name: widen(x) for name, x in (kwargs or {}).items()}
-        made = func(*map(widen, args), **wide)
-        narrow = isinstance(made, torch.Tensor) and made.dtype in self.WIDER
-        if narrow and not any(made is x for x in args):  # such as an array of numpy's
-            return made.to(self.WIDER[made.dtype])
-        return made
+        return func(*map(widen, args), **wide)
 
 
 def is_float(x: torch.Tensor) -> bool:
@@ -227,7 +223,10 @@ def without_dropout(model: torch.nn.Module) -> list[str]:
     for name, module in model.named_modules():
         of_its_own = isinstance(module, torch.nn.modules.dropout._DropoutNd)
         rate = "p" if of_its_own else "dropout"
-        if isinstance(p := getattr(module, rate, None), float) or of_its_own:
+        if "Dropout" in getattr(module, "original_name", ""):  # scripted: its rate is compiled
+            dropped += [name] * module.training
+            module.eval()
+        elif isinstance(p := getattr(module, rate, None), float) or of_its_own:
             dropped += [name] * bool(p and module.training)
             setattr(module, rate, 0.0)
     return dropped

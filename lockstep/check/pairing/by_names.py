@@ -97,7 +97,27 @@ def _kind(entry: Entry, mapping: Mapping) -> list[tuple[str, str]]:
 
 
 def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """Refuses a map by hand that leaves elements out: they would be compared with nothing."""
+    """Refuses a map by hand that leaves elements out: they would be compared with nothing. Drops
+    the entries of a tensor that were not given by hand and do so."""
+    while found := _left_out(mapping, reference, port):
+        side, name, size, whole = found
+        own = [entry for entry in mapping.entries if getattr(entry, side).name == name]
+        require(not any(entry.given for entry in own), "--map", name,
+                f"{size} of its {whole} elements are paired; pair each once")  # fmt: skip
+        mapping.entries = [entry for entry in mapping.entries if entry not in own]
+        used = [
+            {getattr(entry, s).name for entry in mapping.entries} for s in ("reference", "port")
+        ]
+        theirs, ours = ({getattr(entry, s).name for entry in own} for s in ("reference", "port"))
+        mapping.only_reference += sorted(theirs - used[0] - {*mapping.only_reference})
+        mapping.only_port += sorted(ours - used[1] - {*mapping.only_port})
+
+
+def _left_out(
+    mapping: Mapping, reference: Tensors, port: Tensors
+) -> tuple[str, str, int, int] | None:  # fmt: skip
+    """Finds a tensor of which not each element is paired once: its side, its name, how many are,
+    and how many there are."""
     for side, tensors in (("reference", reference), ("port", port)):
         sizes: dict[str, int] = {}
         for entry in mapping.entries:
@@ -105,9 +125,9 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 name = getattr(entry, side).name
                 sizes[name] = sizes.get(name, 0) + prod(entry.shape)
         for name, size in sizes.items():
-            whole = prod(tensors.shapes[name])
-            require(size == whole, "--map", name,
-                    f"{size} of its {whole} elements are paired; pair each once")  # fmt: skip
+            if size != (whole := prod(tensors.shapes[name])):
+                return side, name, size, whole
+    return None
 
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

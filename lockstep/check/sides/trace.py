@@ -56,6 +56,8 @@ def read(folder: Path) -> Trace:
     """Raises UserError for whatever is no trace, or one cut short."""
     try:
         about = read_json(folder / ABOUT, limit=LIMIT)
+        if type(about.get("constants")) is list:  # which an earlier recorder told
+            del about["constants"]
         about |= {n: _with_nan(about[n]) for n in SERIES if type(about.get(n)) is list}
         problem = _problem(about)
         if problem:
