@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.jax_floats import (
+    equations,
     formats,
     has_narrower,
     moved_sums,
@@ -35,6 +36,7 @@ from lockstep_recorder.written import Written
 
 # Of XLA; an older JAX takes none. At level 0 each loop may round an expression in another way: no
 # element is then the largest, and the gradient of that is NaN.
+OWN_RULES = ("custom_vjp_call", "custom_vjp_call_jaxpr")  # of which a trace shows the value alone
 QUICK = ({"xla_backend_optimization_level": 1}
          if "compiler_options" in signature(jax.jit).parameters else {})  # fmt: skip
 
@@ -171,7 +173,8 @@ class JaxSide(ProgramSide):
         return Look(narrow, sorted({*rounded, *held}))
 
     def _trace(self, weights: Arrays, spec: Any, batch: Arrays) -> Any:
-        """The loss as a jaxpr, of which what is no float is a constant."""
+        """The loss as a jaxpr, of which what is no float is a constant; with its gradient, where
+        a function of the program has a rule of its own for that, which may cast."""
         params, state = self._trees(weights)
         leaves, nest = jax.tree.flatten(self._batch(spec, batch))
         places = [at for at, x in enumerate(leaves) if is_float_leaf(x)]
@@ -182,8 +185,11 @@ class JaxSide(ProgramSide):
                 given[at] = x
             return self._loss(Tape(), p, s, jax.tree.unflatten(nest, given))[0]
 
-        floats = [leaves[at] for at in places]
-        return self._traced(lambda: jax.make_jaxpr(loss)(params, state, floats)).jaxpr
+        given = params, state, [leaves[at] for at in places]
+        jaxpr = self._traced(lambda: jax.make_jaxpr(loss)(*given)).jaxpr
+        if self.forward or not any(e.primitive.name in OWN_RULES for e in equations(jaxpr)):
+            return jaxpr
+        return self._traced(lambda: jax.make_jaxpr(jax.value_and_grad(loss))(*given)).jaxpr
 
     def figures(self, weights: Arrays, spec: Any, batch: Arrays) -> tuple[float, Arrays]:
         """The loss alone of a program whose gradients take long to compile."""
@@ -264,8 +270,12 @@ class JaxSide(ProgramSide):
         return jax.tree_util.tree_map_with_path(leaf, state)
 
     def _traced(self, program: Callable[[], Any], function: str = "loss") -> Any:
+        wide: Any = widened() if self.wide and function == "loss" else contextlib.nullcontext([])
         try:
-            return program()
+            with wide as cast:  # in backward passes, too
+                made = program()
+            self.cast = self.cast + cast
+            return made
         except Mistake:
             raise
         except Exception as error:

@@ -18,6 +18,7 @@ from lockstep_recorder.noise import STATISTICS
 
 BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
+UPDATE = 64 * epsilon("float32")  # relative, of an update in float32
 NEARLY = 100  # bounds, within which a gradient may be rounding that its terms leave
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
@@ -243,7 +244,7 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     steps = end_of_schedule(theirs)
     ours = port.alone(port.weights(reference.weights), reference.group("fed/1/0/grad"), steps)
     steps = min(steps, *(len(ours.get(p, ())) for _, p in pairs))
-    bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
+    bound = ALONE if precision_of(port, reference) == "float64" else UPDATE
     if not steps:
         rung.lacks = "the port has no such run"
         return rung
@@ -303,7 +304,7 @@ def _update_gap(
 ) -> tuple[float, float]:
     """Relative to the update, and to what rounding of the weights leaves of it; its bound."""
     # An update is some tens of operations on each element, half an ulp each.
-    bound = NORM.bound if precision == "float64" else 64 * epsilon("float32")
+    bound = NORM.bound if precision == "float64" else UPDATE
     shown = np.isfinite(ours) | np.isfinite(theirs)
     ours, theirs = ours[shown], theirs[shown]  # what neither side survives is no difference
     scale = np.linalg.norm(theirs) + 16 * epsilon(precision) * size / bound
@@ -379,7 +380,15 @@ def curves(port: Port, reference: Trace) -> Stage:
         return rung
     rung.kept = ours, losses
     exact = precision_of(port, reference) == "float64"
-    envelope = np.maximum.accumulate(reference.about["envelope"])
+    envelope = np.array(reference.about["envelope"])
+    if port.precision != "float64" == reference.about["precision"]:  # the port alone is noisy
+        own = port.envelope(port.weights(reference.weights), ours)
+        envelope = np.maximum(envelope, own)
+    envelope = np.maximum.accumulate(envelope)
+    if not exact:  # each update may be as far apart as rung 4 allows, and moves the loss so far
+        with np.errstate(invalid="ignore"):  # of a run that diverges
+            moved = np.cumsum(np.abs(np.diff(losses, prepend=losses[:1])))
+        envelope = envelope + UPDATE * moved
     compared = compare_curves(ours, losses, envelope, np.inf, exact=exact)
     found = compared.finding
     if found.verdict is Verdict.INCONCLUSIVE:

@@ -13,6 +13,7 @@ from lockstep.check.sides.modules import Calls, module_of
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
+from lockstep_recorder.noise import NUDGES, NudgedWeights
 from lockstep_recorder.recording import moments, prefixed
 from lockstep_recorder.wire import group
 
@@ -108,6 +109,13 @@ class Port:
     def train(self, weights: Arrays, steps: int) -> list[float]:
         arrays = prefixed("weights", weights) | self._batches(steps)
         return self.program.ask("train", arrays, batch=self.batch, steps=steps)[0]["losses"]
+
+    def envelope(self, weights: Arrays, losses: np.ndarray) -> np.ndarray:
+        """Measures by step how far losses part where weights move by an ulp, as a recording
+        does."""
+        moved = (NudgedWeights(weights, seed, self.facts["narrowest"]) for seed in range(NUDGES))
+        gaps = [np.abs(self.train({**each}, len(losses)) - losses) for each in moved]
+        return np.array(np.max(gaps, 0))
 
     def _batches(self, steps: int) -> Arrays:
         found: Arrays = {}
