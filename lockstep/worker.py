@@ -47,14 +47,17 @@ def print_error(line: str) -> None:
 class Failed(UserError):
     """A worker's error; `text` is the line without the worker's name.
 
-    `status` is that of a process that ended, where it is known.
+    `status` is that of a process that ended, where it is known; `refuses` is what a user's program
+    raised that runs in float64, and may run in its own precision.
     """
 
     def __init__(
-        self, name: str, text: str, status: int | None = None, *, timed_out: bool = False
-    ) -> None:
+        self, name: str, text: str, status: int | None = None, *, timed_out: bool = False,
+        refuses: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(f"{name}: {text}" if name else text)
         self.text, self.status, self.timed_out = text, status, timed_out
+        self.refuses = refuses
 
 
 class Channel(NamedTuple):
@@ -143,10 +146,11 @@ class Worker:
             raise Failed(self.name, f"its process ended{how}{above}", status)
         header, arrays = answer
         if "error" in header:
-            for frame in header["frames"] if not quiet else ():
+            refuses = header.get("refuses", "")
+            for frame in header["frames"] if not (quiet or refuses) else ():
                 self.say("  " + frame)
             known = self.names_itself and header["told"]
-            raise Failed("" if known else self.name, header["error"])
+            raise Failed("" if known else self.name, header["error"], refuses=refuses)
         return header, arrays
 
     def close(self, leaving: float = 2 * wire.LEAVING) -> int | None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src import core, dtypes
+from jax._src.lax import lax as lax_internal
 
-from lockstep_recorder.noise import spread_of_sum
+from lockstep_recorder import tree
+from lockstep_recorder.noise import is_short, spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.operations_jax import frames
 from lockstep_recorder.written import Written
@@ -30,15 +34,6 @@ def narrow_operations(jaxpr: Any) -> Iterator[str]:
             narrower = dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
             if wide and narrower and dtype not in WIDE and out.aval.size > 1:
                 yield f"{eqn.primitive.name} gives {dtype}"
-
-
-def rounded_values(jaxpr: Any) -> Iterator[str]:
-    """The narrower floats of which float64 is made, such as a table that was made in float32."""
-    for eqn in equations(jaxpr):
-        if eqn.primitive is lax.convert_element_type_p:
-            x, y = eqn.invars[0].aval, eqn.outvars[0].aval
-            if y.dtype in WIDE and x.dtype not in WIDE and jnp.issubdtype(x.dtype, jnp.inexact):
-                yield f"{x.dtype} of shape {x.shape}"
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -73,47 +68,102 @@ def formats(jaxpr: Any) -> Iterator[str]:
                 yield str(dtype)
 
 
+# What a dtype that a program asks for passes in a version of JAX, the newer one first.
+CANONICAL = ("check_and_canonicalize_user_dtype", "canonicalize_dtype")
+CASTS = ("convert_element_type", "bitcast_convert_type")  # may be given a narrower float
+
+
+def has_narrower(jaxpr: Any) -> bool:
+    """Says if any value of a program is narrower than float64."""
+    values = (v.aval for eqn in equations(jaxpr) for v in (*eqn.invars, *eqn.outvars))
+    return any(map(is_narrower, values))
+
+
 @contextlib.contextmanager
-def nothing_narrower(
-    formats: tuple[str, ...] = NARROWER, *, counts: bool = False
-) -> Iterator[None]:
-    """Keeps float64 where a program would make a narrower float of it, however it is written.
+def widened(formats: tuple[str, ...] = NARROWER) -> Iterator[list[str]]:
+    """Makes float64 of each float that a program makes, constants too, however it is written.
+
+    A narrower one that others have made, such as numpy's, is cast where an operation is given it.
+    JAX keeps what it has traced here apart by the precision of products, which has two names.
 
     Args:
-        formats: those for which this holds.
-        counts: makes float64 of integers, too, as of an optimizer's count of its steps.
+        formats: those that become float64.
+
+    Yields:
+        The floats that were cast though they are rounded.
     """
+    bind, convert, cast = core.Primitive.bind, lax_internal._convert_element_type, list[str]()
 
-    def is_wide(x: Any) -> bool:
-        dtype = getattr(x, "dtype", None)
-        return dtype in WIDE or (
-            counts and dtype is not None and jnp.issubdtype(dtype, jnp.integer)
-        )
+    def wide(x: Any) -> Any:
+        """Returns the dtype in place of one; what is none as it is."""
+        name = x.name if isinstance(x, np.dtype) else getattr(x, "__name__", "")
+        return np.result_type(x, np.float64) if name in formats else x
 
-    changed = ((lax.convert_element_type_p, "new_dtype"), (lax.iota_p, "dtype"),
-               (lax.dot_general_p, "preferred_element_type"))  # fmt: skip
+    def widen(x: Any) -> Any:
+        if str(getattr(x, "dtype", "")) not in formats:
+            return x
+        return widened_convert(x, np.result_type(x.dtype, np.float64))
 
-    def widened(primitive: Any, option: str) -> Callable[..., Any]:
-        bind = type(primitive).bind
+    def widened_bind(self: Any, *args: Any, **params: Any) -> Any:
+        if self.name not in CASTS:
+            args = tuple(map(widen, args))
+        if self.name != "bitcast_convert_type":
+            params = {name: wide(x) for name, x in params.items()}
+        return bind(self, *args, **params)
 
-        def widened_bind(*args: Any, **params: Any) -> Any:
-            if (
-                all(map(is_wide, args))
-                and params[option] is not None
-                and jnp.dtype(params[option]).name in formats
-            ):
-                params[option] = np.result_type(params[option], np.float64)
-            return bind(primitive, *args, **params)
+    def widened_convert(x: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
+        if str(getattr(x, "dtype", "")) in formats:
+            note_rounded(x, cast)
+        return convert(x, wide(dtype), *args, **options)
 
-        return widened_bind
+    name = next(name for name in CANONICAL if hasattr(dtypes, name))
+    canonical = getattr(dtypes, name)
+    with (
+        jax.default_matmul_precision("float32"),
+        replaced(core.Primitive, "bind", widened_bind),
+        replaced(lax_internal, "_convert_element_type", widened_convert),
+        replaced(dtypes, name, lambda *args, **options: wide(canonical(*args, **options))),
+    ):
+        yield cast
 
-    for primitive, option in changed:
-        primitive.bind = widened(primitive, option)  # type: ignore[method-assign]
+
+@contextlib.contextmanager
+def rounded_constants() -> Iterator[list[str]]:
+    """Yields the narrower floats of which float64 is made, but for those that are exact.
+
+    Constants are computed while a program is traced; what is made of its arguments has no value
+    then.
+    """
+    convert, found = lax_internal._convert_element_type, list[str]()
+
+    def noting(x: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
+        if dtype in WIDE and is_narrower(x):
+            note_rounded(x, found)
+        return convert(x, dtype, *args, **options)
+
+    with replaced(lax_internal, "_convert_element_type", noting), jax.ensure_compile_time_eval():
+        yield found
+
+
+@contextlib.contextmanager
+def replaced(place: Any, name: str, x: Any) -> Iterator[None]:
+    former = getattr(place, name)
+    setattr(place, name, x)
     try:
         yield
     finally:
-        for primitive, _ in changed:
-            del primitive.bind
+        setattr(place, name, former)
+
+
+def is_narrower(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact) and dtype not in WIDE
+
+
+def note_rounded(x: Any, found: list[str]) -> None:
+    """Notes a narrower float, unless its values are short fractions."""
+    if isinstance(x, jax.core.Tracer) or not is_short(tree.to_numpy(x).astype(np.float64)):
+        found.append(f"{x.dtype} of shape {tuple(np.shape(x))}")
 
 
 @contextlib.contextmanager
@@ -153,7 +203,7 @@ def moved_sums() -> Iterator[None]:
 def nudged_constants() -> Iterator[None]:
     """Moves a narrower float of which a float64 is made by some ulps of float32, up or down."""
     primitive = lax.convert_element_type_p
-    former = vars(primitive).get("bind")  # that of `nothing_narrower`
+    former = vars(primitive).get("bind")  # that of another context
     bind = former or partial(type(primitive).bind, primitive)
 
     def nudged_bind(x: Any, **params: Any) -> Any:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ FORMAT = 2
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 SERIES = ("losses", "envelope", "accumulated")  # null in JSON where a number is not finite
 
+# The questions by which it is settled in which precision a program runs.
+SETTLING = ("facts", "batches", "widen", "write", "record")
 FORMATS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32")
 
 # Of a kind that its framework has not, a program runs on the CPU, beside another's that has it.
@@ -55,13 +57,17 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
         from lockstep_recorder.side_torch import TorchSide
         from lockstep_recorder.torch_modes import NothingNarrower
 
-        # Such as a table of positions, made in float32 by name.
+        # Such as a table of positions, made in float32 by name; but what runs the model may not.
         wide = NothingNarrower()
-        with contextlib.nullcontext() if own else wide:
+        try:
+            with contextlib.nullcontext() if own else wide:
+                built = user.call("build", seed)
+        except Mistake:
             built = user.call("build", seed)
         if isinstance(built, sys.modules["torch"].nn.Module):
             side = TorchSide(user, built, place("torch", device), own)
             side.note_weights(wide.asked)
+            side.seed = seed
             return side
     else:
         built = _build_by_jax(user, seed) if "jax" in sys.modules else user.call("build", seed)
@@ -72,7 +78,9 @@ def open_side(name: str, seed: int, device: str, own: bool = False) -> Any:
     from lockstep_recorder.side_jax import JaxSide, configure
 
     configure(place("jax", device), own)
-    return JaxSide(user, built, own)
+    of_jax = JaxSide(user, built, own)
+    of_jax.seed = seed
+    return of_jax
 
 
 def _build_by_jax(user: User, seed: int) -> Any:
@@ -185,8 +193,9 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
             give_back()
         side.widen(weights, spec, batch)
         facts = ("precision", "narrow", "widened", "rounded", "narrowest", "hooked",
-                 "differentiates", "weights_format", "written")  # fmt: skip
-        return {name: side.facts()[name] for name in facts}, {}
+                 "differentiates", "weights_format", "written", "constants", "refused",
+                 "unseen")  # fmt: skip
+        return {name: side.facts()[name] for name in facts}, side.exact_constants
     if ask == "changes":
         return {"found": side.possible_changes(weights, spec, batch)}, {}
     if ask == "run":
@@ -229,16 +238,21 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
 def _open(given: argparse.Namespace) -> Any:
     own = given.own_precision or given.forward
     side = open_side(given.program, given.seed, given.device, own)
-    side.forward = given.forward
+    side.forward, side.refused = given.forward, given.refused
     return side
 
 
 def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
     """Builds a program; returns what answers questions of it."""
     watch = Audit() if given.watch else None
-    side = _open(given)
+    with noting_refusal(given):
+        side = _open(given)
 
     def answer_or_write(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
+        with noting_refusal(given) if header["ask"] in SETTLING else contextlib.nullcontext():
+            return answer_each(header, arrays)
+
+    def answer_each(header: dict[str, Any], arrays: wire.Arrays) -> wire.Message:
         if header["ask"] == "write":
             spec, mends = header.get("batch"), header.get("mends", False)
             made = record(side, given.seed, header["steps"], spec, arrays, mends)
@@ -251,6 +265,16 @@ def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], 
     return answer_or_write
 
 
+@contextlib.contextmanager
+def noting_refusal(given: argparse.Namespace) -> Iterator[None]:
+    """Notes that what a program raises it may raise because it runs in float64."""
+    try:
+        yield
+    except Mistake as error:
+        error.refuses = "" if given.own_precision or given.forward else error.raised
+        raise
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="recorder")
     parser.add_argument("what", choices=["record", "serve"])
@@ -260,6 +284,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="of the loss curve")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
+    parser.add_argument("--refused", default="", help="what the program raised in float64")
     parser.add_argument("--forward", action="store_true", help="the forward pass alone")
     parser.add_argument("--watch", action="store_true", help="note what the trace depends on")
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
@@ -274,10 +299,14 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(0)  # to take a framework apart takes as long as a recording
     try:
-        side = _open(given)
-        about, arrays = record(side, given.seed, given.steps, mends=True)
+        with noting_refusal(given):
+            side = _open(given)
+            about, arrays = record(side, given.seed, given.steps, mends=True)
         _write(given.out, about, arrays)
     except Mistake as error:
+        if error.refuses and argv is None:  # this process is the program's alone
+            own = ["--own-precision", "--refused", error.refuses]
+            os.execv(sys.executable, [*sys.orig_argv, *own])
         for line in error.frames:
             print("  " + line, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)

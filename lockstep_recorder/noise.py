@@ -75,6 +75,18 @@ def spread_of_sum(n: int, dtype: str) -> float:
     return n**0.5 * ULPS["float64" if "float64" in dtype else "float32"] / 2
 
 
+def is_short(x: np.ndarray) -> bool:
+    """Says if all are short fractions, such as a mask's: float32 has them as float64 does."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array_equal(x * 1024, np.round(x * 1024), equal_nan=True)
+
+
+def is_of_float32(x: np.ndarray) -> bool:
+    """Says if all values are those of float32, though some are no short fractions."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(np.float32(x), x) and not is_short(x)
+
+
 def relative_gaps(a: np.ndarray, b: np.ndarray, order: float = 2) -> np.ndarray:
     """(..., K), (..., K) -> (K,): |a - b| over the larger norm of the two; 0 for two zeros."""
     a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (a, b))

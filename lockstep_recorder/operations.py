@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.graph import Graph
-from lockstep_recorder.user import LIBRARIES
+from lockstep_recorder.user import is_users
 
 HERE = os.path.dirname(__file__)
 # From these the user's functions are called.
@@ -395,12 +395,6 @@ def _start(step: float) -> np.ndarray:
 
 def _sequence(size: int, step: float) -> np.ndarray:
     return np.arange(1, size + 1) * step % 1.0 - 0.5
-
-
-@cache
-def is_users(file: str) -> bool:
-    """Says if a file is neither a library's nor ours."""
-    return not (file.startswith((*LIBRARIES, HERE, "<")) or not file)
 
 
 def lines_of(frames: Iterable[tuple[str, int]]) -> Iterator[str]:

@@ -61,6 +61,9 @@ def record(
     arrays.update(prefixed("batch", {f"{s}/{k}": x for s, (_, each) in enumerate(batches)
                                      for k, x in each.items()}))  # fmt: skip
     side.widen(weights, *first)
+    for name, x in side.exact_constants.items():
+        weights[name] = arrays[f"weights/0/{name}"] = x
+        about["initial"][name] = moments(x)
     ran, seen = side.run(weights, *first)
     about.update(ran)
     arrays.update(seen)

@@ -16,24 +16,27 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.jax_floats import (
+    equations,
     formats,
+    has_narrower,
     moved_sums,
     narrow_operations,
     note_formats,
-    nothing_narrower,
     nudged_constants,
-    rounded_values,
+    rounded_constants,
+    widened,
 )
 from lockstep_recorder.memory import SMALL, Spilled, is_large
 from lockstep_recorder.models import Model, is_float_leaf, model_of
-from lockstep_recorder.noise import narrowest_of
-from lockstep_recorder.side import Arrays, ProgramSide
+from lockstep_recorder.noise import is_of_float32, narrowest_of
+from lockstep_recorder.side import Arrays, Look, ProgramSide
 from lockstep_recorder.tape import Tape, level_of
 from lockstep_recorder.user import Mistake, User, mistake
 from lockstep_recorder.written import Written
 
 # Of XLA; an older JAX takes none. At level 0 each loop may round an expression in another way: no
 # element is then the largest, and the gradient of that is NaN.
+OWN_RULES = ("custom_vjp_call", "custom_vjp_call_jaxpr")  # of which a trace shows the value alone
 QUICK = ({"xla_backend_optimization_level": 1}
          if "compiler_options" in signature(jax.jit).parameters else {})  # fmt: skip
 
@@ -75,18 +78,31 @@ class JaxSide(ProgramSide):
     def __init__(self, user: User, built: Any, own: bool = False) -> None:
         super().__init__(user, own)
         self.precision = self.narrowest = "float32" if own else "float64"
-        self.built = built
-        self.model: Model = model_of(user, built)
+        self.take(user, built)
         leaves = list(self.model.flat(self.model.params).values())
         self.weights_format = narrowest_of(str(x.dtype) for x in leaves)
         self.written = Written(self.weights_format)
         self.written.drops = self.model.drops
-        self.programs: dict[Any, Any] = {}
         self.left: Any = None  # the state after the last run
+        self.cast: list[str] = []  # in the last loss that was widened
         self.transform: Any = None
         self.optimizer_state: Any = None
         self.spilled: Spilled | None = None  # the tensors that `build` made, where they are large
         self.is_small = sum(x.size for x in leaves) < SMALL
+
+    def take(self, user: User, built: Any) -> None:
+        self.user, self.built = user, built
+        self.model: Model = model_of(user, built)
+        self.programs: dict[Any, Any] = {}
+
+    def put(self, values: Arrays) -> None:
+        self.model.params, self.model.state = (
+            self.model.rebuild(tree, values, "float64")
+            for tree in (self.model.params, self.model.state)
+        )
+
+    def make_wide(self) -> Any:
+        return widened()
 
     def wide_context(self) -> Any:
         if hasattr(jax, "enable_x64"):
@@ -130,24 +146,66 @@ class JaxSide(ProgramSide):
         self.choose_precision(weights, spec, batch)
 
     def choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
-        """float64 where nothing in the program is narrower; else as it is written."""
+        """See `choose`; in its own precision the formats are looked at alone."""
+        if self.own:
+            found = sorted(set(formats(self._trace(weights, spec, batch))))
+            self.narrow, self.narrowest = self.told_refusal() + found, narrowest_of(found)
+        elif not self.chosen:
+            self.choose(weights, spec, batch)
         self.chosen = True
-        params, state = self._trees(weights)
-        given = self._batch(spec, batch)
-        for self.wide in (False, True):
-            trace = jax.make_jaxpr(lambda p, s, b: self._loss(Tape(), p, s, b)[0])
-            jaxpr = self._traced(partial(trace, params, state, given))
-            if self.own:
-                self.narrow = sorted(set(formats(jaxpr.jaxpr)))
-                self.narrowest = narrowest_of(self.narrow)
-                return
+
+    def look(self, weights: Arrays, spec: Any, batch: Arrays) -> Look:
+        self.cast = []
+        try:
+            jaxpr = self._trace(weights, spec, batch)
             if not self.wide:
-                note_formats(jaxpr.jaxpr, self.written)
-            self.narrow = sorted(set(narrow_operations(jaxpr.jaxpr)))
-            self.rounded = sorted(set(rounded_values(jaxpr.jaxpr)))
-            if not self.narrow:
-                return
-        self.wide, self.precision, self.narrowest = False, "float32", "float32"
+                note_formats(jaxpr, self.written)
+            narrow, rounded = sorted(set(narrow_operations(jaxpr))), self.cast
+            if not self.wide and has_narrower(jaxpr):
+                with rounded_constants() as rounded:
+                    self._trace(weights, spec, batch)
+        except Mistake as error:
+            if not error.raised:
+                raise
+            return Look([], [], error)
+        held = [f"float32 of {name}" for name, x in self.model.flat(self.model.state).items()
+                if not jnp.iscomplexobj(x) and is_of_float32(tree.to_numpy(x))]  # fmt: skip
+        return Look(narrow, sorted({*rounded, *held}))
+
+    def _trace(self, weights: Arrays, spec: Any, batch: Arrays) -> Any:
+        """The loss as a jaxpr, of which what is no float is a constant; with its gradient, where
+        a function of the program has a rule of its own for that, which may cast."""
+        params, state = self._trees(weights)
+        leaves, nest = jax.tree.flatten(self._batch(spec, batch))
+        places = [at for at, x in enumerate(leaves) if is_float_leaf(x)]
+
+        def loss(p: Any, s: Any, floats: Any) -> Any:
+            given = [*leaves]
+            for at, x in zip(places, floats):
+                given[at] = x
+            return self._loss(Tape(), p, s, jax.tree.unflatten(nest, given))[0]
+
+        given = params, state, [leaves[at] for at in places]
+        jaxpr = self._traced(lambda: jax.make_jaxpr(loss)(*given)).jaxpr
+        if self.forward or not any(e.primitive.name in OWN_RULES for e in equations(jaxpr)):
+            return jaxpr
+        return self._traced(lambda: jax.make_jaxpr(jax.value_and_grad(loss))(*given)).jaxpr
+
+    def figures(self, weights: Arrays, spec: Any, batch: Arrays) -> tuple[float, Arrays]:
+        """The loss alone of a program whose gradients take long to compile."""
+        params, state = self._trees(weights)
+
+        def loss(*given: Any) -> Any:
+            return self._loss(Tape(), *given)[0]
+
+        program = jax.value_and_grad(loss) if self.is_small else lambda *xs: (loss(*xs), {})
+        given = self._batch(spec, batch)
+        value, grads = self._traced(lambda: self._jit(program)(params, state, given))
+        flat = self.model.flat(grads).items()
+        return float(value), {name: tree.to_numpy(x) for name, x in flat}
+
+    def refuse(self, raised: Mistake) -> None:
+        raise raised
 
     def prepare(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
         """Compiles while the reference runs; what the program raises is told when it is asked."""
@@ -178,15 +236,15 @@ class JaxSide(ProgramSide):
         for leaf in jax.tree.leaves((params, state, batch, tape.slots)):
             if hasattr(leaf, "_trace"):
                 tape.traces.add(level_of(leaf._trace))
-        wide = nothing_narrower() if self.wide else contextlib.nullcontext()
+        wide: Any = widened() if self.wide else contextlib.nullcontext([])
         moved = nudged_constants() if self.nudges else contextlib.nullcontext()
         given = jax.tree.map(unwrap, batch, is_leaf=lambda x: isinstance(x, Static))
         sums = moved_sums() if self.moves_sums else contextlib.nullcontext()
-        with jax.disable_jit(), self.model.listening(tape), wide, moved, sums:
+        with jax.disable_jit(), self.model.listening(tape), wide as self.cast, moved, sums:
             loss, new = self.model.loss(params, state, given)
             tape.calls.arrays |= {f"state/{name}": x for name, x in self.model.moved.items()}
         if self.user.has("outputs"):
-            again = nothing_narrower() if self.wide else contextlib.nullcontext()
+            again: Any = widened() if self.wide else contextlib.nullcontext()
             with jax.disable_jit(), again:
                 made = jax.tree.leaves(self.model.outputs(params, state, given))
             floats = [x for x in made if is_float_leaf(x)]
@@ -195,11 +253,35 @@ class JaxSide(ProgramSide):
             shaped = hasattr(loss, "shape")
             kind = f"an array of shape {loss.shape}" if shaped else type(loss).__name__
             raise Mistake(f"{self.user.name}: loss gives {kind}; return a scalar")
-        return loss.reshape(()), new
+        return loss.reshape(()), self._as_before(state, new)
+
+    def _as_before(self, state: Any, new: Any) -> Any:
+        """Gives what a loss leaves the nest, the shapes and the formats of the state before, for
+        which a program is compiled: a mean of (4,) is one of (1, 1, 4).
+
+        Raises:
+            Mistake: one has another size.
+        """
+        found = {self.model.path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(new)}
+
+        def leaf(path: Any, x: Any) -> Any:
+            y = found.get(name := self.model.path_name(path), x)
+            if not (is_float_leaf(x) and is_float_leaf(y)):
+                return y
+            if y.size != x.size:
+                raise Mistake(f"{self.user.name}: loss gives the state's {name} the shape {y.shape}"
+                              f", and build {x.shape}; keep its size")  # fmt: skip
+            return jnp.asarray(y, x.dtype).reshape(x.shape)
+
+        return jax.tree_util.tree_map_with_path(leaf, state)
 
     def _traced(self, program: Callable[[], Any], function: str = "loss") -> Any:
+        wide: Any = widened() if self.wide and function == "loss" else contextlib.nullcontext([])
         try:
-            return program()
+            with wide as cast:  # in backward passes, too
+                made = program()
+            self.cast = self.cast + cast
+            return made
         except Mistake:
             raise
         except Exception as error:
@@ -238,7 +320,7 @@ class JaxSide(ProgramSide):
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """Runs the compiled program of these shapes, which is the same whatever is forced."""
-        key = str((jax.tree.map(jnp.shape, batch), self.nudges, self.moves_sums))
+        key = str((jax.tree.map(jnp.shape, batch), self.wide, self.nudges, self.moves_sums))
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]
@@ -339,7 +421,7 @@ class JaxSide(ProgramSide):
 
         def step(params: Any, grads: Any, state: Any) -> Any:
             same = contextlib.nullcontext()
-            with nothing_narrower(("float32",), counts=True) if wide else same:
+            with widened(("float32",)) if wide else same:
                 updates, state = self.transform.update(grads, state, params)
             return jax.tree.map(jnp.add, params, updates), state
 

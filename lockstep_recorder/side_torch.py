@@ -14,7 +14,7 @@ from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
 from lockstep_recorder.memory import SMALL
 from lockstep_recorder.noise import largest_gaps, narrowest_of
-from lockstep_recorder.side import Arrays, ProgramSide
+from lockstep_recorder.side import Arrays, Look, ProgramSide
 from lockstep_recorder.torch_changes import Changed
 from lockstep_recorder.torch_modes import (
     Autocast,
@@ -23,6 +23,7 @@ from lockstep_recorder.torch_modes import (
     Narrowing,
     NothingNarrower,
     Nudged,
+    default_format,
     floats,
     is_float,
     is_rounded,
@@ -40,6 +41,7 @@ from lockstep_recorder.written import Written
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
             "that it can be switched off, or leave it out")  # fmt: skip
 WATCHED = 12  # steps in which it is seen what `update` keeps: each hashes all of it twice
+INSIDE, SCRIPTED = "values inside torch.vmap and torch.func", "modules inside torch.jit.script"
 SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
 
@@ -49,19 +51,35 @@ class TorchSide(ProgramSide):
     def __init__(self, user: User, model: Any, device: str = "cpu", own: bool = False) -> None:
         super().__init__(user, own)
         self.device = find_device(device)
-        self.model = model.to(self.device)
+        self.take(user, model)
         if sum(p.numel() for p in self.model.parameters()) < SMALL:
             torch.set_num_threads(1)  # they wait for each other longer than they work
         self.note_weights({str(p.dtype).partition(".")[2] for p in self.model.parameters()})
-        self.written.drops = without_dropout(self.model)
         self.dropping: dict[str, float] | None = None  # gets the lines that drop out, and rates
         self.ungraded: set[str] | None = None  # parameters that no run gave a gradient, not zero
-        self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
-        self.counts = {n: x.clone() for n, x in model.named_buffers() if not is_float(x)}
         self.optimizer: Any = None
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
         self.kept: set[str] = set()  # global variables whose arrays `update` changes
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
+
+    def take(self, user: User, built: Any) -> None:
+        for name, p in built.named_parameters():
+            if isinstance(p, torch.nn.parameter.UninitializedParameter):
+                raise Mistake(f"{user.name}: build leaves {name} without a shape; run the model "
+                              "once in build")  # fmt: skip
+        self.user, self.model = user, built.to(self.device)
+        self.written.drops = without_dropout(self.model)
+        self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
+        self.counts = {n: x.clone() for n, x in self.model.named_buffers() if not is_float(x)}
+
+    def put(self, values: Arrays) -> None:
+        self.model._apply(widest)
+        self.load(values)
+
+    @contextlib.contextmanager
+    def make_wide(self) -> Iterator[None]:
+        with NothingNarrower(), default_format(torch.float64):
+            yield
 
     def again(self) -> ProgramSide:
         made = TorchSide(self.user, self.user.call("build", 0), self.device)
@@ -103,36 +121,45 @@ class TorchSide(ProgramSide):
             self._try_hooks(weights, spec, batch)
 
     def choose_precision(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
-        self.chosen = True
+        former, self.chosen = self.chosen, True
         if self.own:
             self.load(weights)
             with Formats() as mode:
                 self._loss(spec, batch)
-            self.narrow, self.narrowest = sorted(mode.found), narrowest_of(mode.found)
+            self.narrow = self.told_refusal() + sorted(mode.found)
+            self.narrowest = narrowest_of(mode.found)
+            return
+        if former:
             return
         drops, self.dropping = self.written.drops, {}
         self.written = Written(self.weights_format)
-        for self.wide in (False, True):
-            self.model._apply(widest)
-            try:
-                self.load(weights)
-                written = None if self.wide else self.written
-                with Autocast(self.device) as autocast, Narrowing(written, autocast) as mode:
-                    self._loss(spec, batch)
-                self.narrow = mode.found
-                self.rounded = mode.rounded + [f"float32 of {n}" for n, _ in self._constants()]
-            except Mistake as error:
-                self.narrow = [f"in float64 it raises: {error}"]
-            if not self.narrow:
-                self.precision = self.narrowest = "float64"
-                break
-        else:
-            self.wide, self.precision = False, "float32"
-            if self.narrow[0].startswith("in float64 it raises"):
-                self.model.float()
+        self.choose(weights, spec, batch)
+        self.narrowest = self.precision
         self.written.drops = drops | dict(sorted(self.dropping.items()))
         self.written.drops_always = self._drops_always(spec, batch) if self.dropping else []
         self.dropping = None
+
+    def look(self, weights: Arrays, spec: Any, batch: Arrays) -> Look:
+        self.model._apply(widest)
+        written = None if self.wide else self.written
+        try:
+            self.load(weights)
+            with Autocast(self.device) as autocast, Narrowing(written, autocast) as mode:
+                self._loss(spec, batch)
+        except Mistake as error:
+            if not error.raised:
+                raise
+            return Look([], [], error)
+        held = [f"float32 of {name}" for name, _ in self._constants()]
+        return Look(mode.found, mode.rounded + held)
+
+    def figures(self, weights: Arrays, spec: Any, batch: Arrays) -> tuple[float, Arrays]:
+        return self._run_plain(weights, spec, batch)
+
+    def refuse(self, raised: Mistake) -> None:
+        self.model.float()
+        self.refused, self.precision = raised.raised, "float32"
+        self.narrow = self.told_refusal()
 
     def _drops_always(self, spec: Any, batch: Arrays) -> list[str]:
         """Runs the program in evaluation; returns the lines that drop out then, too."""
@@ -199,7 +226,7 @@ class TorchSide(ProgramSide):
 
     def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
         given = tree.put_together(spec, batch, self._leaf)
-        wide = NothingNarrower() if self.wide else nullcontext()
+        wide = self.make_wide() if self.wide else nullcontext()
         asks = torch.set_grad_enabled(not self.forward)
         moved = MovedSums() if self.moves_sums else nullcontext()
         with wide, without_functional_dropout(self.dropping), self._changed(), asks, moved:
@@ -280,9 +307,9 @@ class TorchSide(ProgramSide):
     def _moved(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the parameters that the forward pass has changed, such as those of a teacher."""
         for name, p in self.model.named_parameters():
-            if is_float(p) and name in weights and not self.forward:
-                if not torch.equal(p.detach(), like(p, weights[name])):
-                    yield name, tree.to_numpy(p)
+            known = is_float(p) and name in weights and not self.forward
+            if known and not torch.equal(p.detach(), like(p, weights[name])):
+                yield name, tree.to_numpy(p)
 
     def _backward(self, loss: torch.Tensor) -> None:
         try:
@@ -293,6 +320,10 @@ class TorchSide(ProgramSide):
     @contextlib.contextmanager
     def _hooks(self, calls: CallLog, forced: Arrays) -> Iterator[None]:
         def before(module: Any, args: Any, kwargs: Any) -> Any:
+            if any(map(is_of_transform, floats((args, kwargs)))):
+                calls.open.append("")
+                self.unseen = sorted({*self.unseen, INSIDE})
+                return None
             call = calls.begin(self.names[id(module)], type(module).__name__)
 
             def look(at: int, x: torch.Tensor) -> Any:
@@ -308,6 +339,11 @@ class TorchSide(ProgramSide):
 
         def after(module: Any, args: Any, y: Any) -> Any:
             call = calls.end()
+            if call and any(map(is_of_transform, floats(y))):
+                calls.drop(call)  # which was given nothing of the transform's
+                self.unseen = sorted({*self.unseen, INSIDE})
+            if call not in calls.kinds:
+                return y
             if not calls.open:
                 for at, x in enumerate(tensors(y)):
                     if at >= MOST or not is_float(x):
@@ -325,8 +361,11 @@ class TorchSide(ProgramSide):
 
         handles = []
         for module in self.model.modules():
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
+            try:
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(module.register_forward_hook(after))
+            except RuntimeError:  # of what takes no hooks
+                self.unseen = sorted({*self.unseen, SCRIPTED})
         try:
             yield
         finally:
@@ -439,17 +478,10 @@ class TorchSide(ProgramSide):
             with self._default_format():
                 self.optimizer.step()
 
-    @contextlib.contextmanager
-    def _default_format(self) -> Iterator[None]:
+    def _default_format(self) -> contextlib.AbstractContextManager[None]:
         """Where the program runs in float64, so does what its optimizer makes without a format of
         its own, such as torch's NAdam the product of its momenta."""
-        former = torch.get_default_dtype()
-        if self.precision == "float64":
-            torch.set_default_dtype(torch.float64)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(former)
+        return default_format(torch.float64) if self.precision == "float64" else nullcontext()
 
     def train(self, weights: Mapping[str, np.ndarray], batches: list[Any]) -> list[float]:
         """The losses of a run from given weights."""
@@ -513,6 +545,11 @@ def inner(a: torch.Tensor, b: torch.Tensor) -> float:
 def is_differentiated(x: torch.Tensor) -> bool:
     """Says if a module makes a tensor for others to differentiate by, such as its coordinates."""
     return x.is_leaf and x.requires_grad and not isinstance(x, torch.nn.Parameter)
+
+
+def is_of_transform(x: torch.Tensor) -> bool:
+    """Says if a tensor is one of `torch.vmap` or `torch.func`, which has no values of its own."""
+    return bool(torch._C._functorch.maybe_get_level(x) != -1)
 
 
 def widest(x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,8 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep_recorder.noise import spread_of_sum
+from lockstep_recorder import tree
+from lockstep_recorder.noise import is_of_float32, spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.written import PRODUCTS, Written
 
@@ -48,7 +49,7 @@ class Narrowing(TorchDispatchMode):
                     dtype = self.autocast.dtype or dtype  # which leaves float64 alone
                 self.written.note(operation, dtype, here)
             for x in given:
-                if x.dtype not in WIDE and out.dtype in WIDE:
+                if x.dtype not in WIDE and out.dtype in WIDE and is_rounded(x):
                     self.rounded.append(f"{str(x.dtype).split('.')[1]} of shape {tuple(x.shape)}")
             if wide and out.dtype not in WIDE and out.numel() > 1:
                 name = f"{func} gives {str(out.dtype).split('.')[1]}"
@@ -120,9 +121,18 @@ def nudged(x: torch.Tensor) -> torch.Tensor:
 
 def is_rounded(x: torch.Tensor) -> bool:
     """Says if all values are those of float32, though some are no short fractions."""
-    values = x.detach().to("cpu", torch.float64)
-    short = values * 1024 == (values * 1024).round()
-    return bool((values.float().double() == values).all()) and not bool(short.all())
+    return not x.is_complex() and is_of_float32(tree.to_numpy(x))
+
+
+@contextlib.contextmanager
+def default_format(dtype: torch.dtype) -> Iterator[None]:
+    """Makes this the format of what is made without one of its own."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
 
 
 class Formats(TorchDispatchMode):
@@ -220,7 +230,11 @@ def without_dropout(model: torch.nn.Module) -> dict[str, float]:
     for name, module in model.named_modules():
         of_its_own = isinstance(module, torch.nn.modules.dropout._DropoutNd)
         rate = "p" if of_its_own else "dropout"
-        if isinstance(p := getattr(module, rate, None), float) or of_its_own:
+        if "Dropout" in getattr(module, "original_name", ""):  # scripted: its rate is compiled
+            if module.training:
+                dropped[name] = float(getattr(module, "p", 0.5))
+            module.eval()
+        elif isinstance(p := getattr(module, rate, None), float) or of_its_own:
             if p and module.training:
                 dropped[name] = float(p)
             setattr(module, rate, 0.0)
@@ -280,8 +294,8 @@ def without_clip_epsilon() -> Iterator[None]:
     """Takes the 1e-6 that torch adds to the norm out of its clip, however a program imported it."""
     module: Any = torch.nn.utils.clip_grad
     functions = [inspect.unwrap(x) for x in vars(module).values() if callable(x)]
-    former = {f: f.__code__ for f in functions
-              if CLIP_EPSILON in getattr(getattr(f, "__code__", None), "co_consts", ())}  # fmt: skip
+    codes = {f: getattr(f, "__code__", None) for f in functions}
+    former = {f: code for f, code in codes.items() if code and CLIP_EPSILON in code.co_consts}
     for f, code in former.items():
         consts = tuple(0.0 if x == CLIP_EPSILON else x for x in code.co_consts)
         f.__code__ = code.replace(co_consts=consts)

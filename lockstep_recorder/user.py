@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import traceback
 from collections.abc import Collection, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from lockstep_recorder.tree import to_numpy
 from lockstep_recorder.wire import frame_lines
@@ -22,15 +23,22 @@ from lockstep_recorder.wire import frame_lines
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
 SLOW, PATIENCE = 30, 570  # seconds of an import until it is said, and from then until it ends
 REMEDY = 'put what runs under if __name__ == "__main__"'
-LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
+LIBRARIES = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
+INSTALLED = ("site-packages", "dist-packages")  # folders of libraries, wherever they are
+FRAMEWORKS = ("numpy", "torch", "jax", "jaxlib", "flax", "optax", "equinox", "haiku")
 
 
 class Mistake(Exception):
     """The user's mistake, one line; `frames` are lines of the user's own code."""
 
-    def __init__(self, line: str, frames: Sequence[str] = ()) -> None:
+    def __init__(self, line: str, frames: Sequence[str] = (), raised: str = "") -> None:
+        """
+        Args:
+            raised: what the user's code raised.
+        """
         super().__init__(line)
-        self.frames = list(frames)
+        self.frames, self.raised = list(frames), raised
+        self.refuses = ""  # what was raised in float64: in its own precision it may run
 
 
 class AsWritten(SourceFileLoader):
@@ -44,13 +52,29 @@ class AsWritten(SourceFileLoader):
 class User:
     """The functions of a file or a module, each of which may be missing."""
 
+    homes: ClassVar[set[str]] = set()  # folders of programs, which are no libraries
+
     def __init__(self, name: str) -> None:
-        self.name = os.path.basename(name)
+        self.given, self.name = name, os.path.basename(name)
+        former = {*sys.modules}
         self.module = self._load(name)
+        self.homes.add(os.path.dirname(os.path.abspath(getattr(self.module, "__file__", name))))
+        is_users.cache_clear()
+        self.brought = [each for each, module in sys.modules.items() if each not in former
+                        and is_users(getattr(module, "__file__", None) or "")]  # fmt: skip
         for required in ("build", "loss"):
             if not callable(getattr(self.module, required, None)):
                 signature = {"build": "build(seed)", "loss": "loss(model, batch)"}[required]
                 raise Mistake(f"{self.name}: has no function {signature}; write one")
+
+    def anew(self) -> User:
+        """Loads the program once more, with the modules of its own that it has imported."""
+        former = {name: sys.modules.pop(name) for name in self.brought if name in sys.modules}
+        try:
+            return User(self.given)
+        except Mistake:
+            sys.modules.update(former)
+            raise
 
     def has(self, function: str) -> bool:
         return callable(getattr(self.module, function, None))
@@ -189,8 +213,28 @@ def mistake(name: str, function: str, error: BaseException, remedy: str = "") ->
     here = os.path.dirname(__file__)
     stack = traceback.extract_tb(error.__traceback__)
     others = [f for f in stack if not f.filename.startswith((here, "<frozen"))]
-    own = [f for f in others if not f.filename.startswith(LIBRARIES)] or others
+    own = [f for f in others if is_users(f.filename)] or others
     frames = frame_lines(own)
     text = " ".join(str(error).split()) or "no message"
     where = f"{name}: {function}" if function else f"{name}: importing it"
-    return Mistake(f"{where} raised {type(error).__name__}: {text[:400]}{remedy}", frames)
+    raised = f"{type(error).__name__}: {text[:400]}"
+    return Mistake(f"{where} raised {raised}{remedy}", frames, raised)
+
+
+@functools.cache
+def _libraries(*modules: str) -> list[str]:
+    """Lists the folders of the interpreter's libraries, and of modules."""
+    files = [getattr(sys.modules[name], "__file__", None) for name in modules]
+    return [*LIBRARIES, *(os.path.dirname(file) for file in files if file)]
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Says if a file is neither a library's nor ours. A library may stand in a program's folder,
+    such as in an environment there, and a program in a library's."""
+    if not file or file.startswith(("<", os.path.dirname(__file__))):
+        return False
+    home = max((each for each in User.homes if file.startswith(each + os.sep)), key=len, default="")
+    folders = _libraries(*(name for name in FRAMEWORKS if name in sys.modules))
+    inside = any(file.startswith(each + os.sep) and len(each) > len(home) for each in folders)
+    return not inside and not {*INSTALLED} & {*file[len(home) :].split(os.sep)}

@@ -172,7 +172,8 @@ def serve(
 
 def _failure(error: Exception, told: bool) -> dict[str, Any]:
     if told:
-        return {"error": str(error), "frames": getattr(error, "frames", []), "told": True}
+        return {"error": str(error), "frames": getattr(error, "frames", []), "told": True,
+                "refuses": getattr(error, "refuses", "")}  # fmt: skip
     said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
     frames = frame_lines(traceback.extract_tb(error.__traceback__))
     return {"error": said, "frames": frames, "told": False}

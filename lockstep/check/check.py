@@ -149,7 +149,8 @@ def run(
     shown = reference.about["repeats"] and (
         reference.about.get("forward") or notes.has_gradients(reference)
     )
-    verdict = "different" if roots else "equal" if shown and not found.undecided else "incomplete"
+    agrees = "equal" if shown and not found.undecided else "incomplete"
+    verdict = "different" if roots else agrees
     limits = notes.of(reference, port, trial, calls, partnerless, [*stages.values()], entries)
     limits += [each.note for each in excused if each.note]
     limits += _inside(fates, roots) + unused

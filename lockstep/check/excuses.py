@@ -79,8 +79,9 @@ def cancelling(stages: Stages, port: Port, trial: Trial, entries: list[Entry]) -
     excused = [s for s in small if s.where in _uncertain(port, trial, entries)] if small else []
     if others and all(s.rule == "gradient" and s.figure <= NEARLY * NORM.bound for s in others):
         noise = port.noise(trial.weights, 1)
-        excused += [spot for spot in others if spot.figure
-                    <= NOISE.bound * noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)]  # fmt: skip
+        for spot in others:
+            own = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
+            excused += [spot] if spot.figure <= NOISE.bound * own else []
     for rung in found:
         rung.excused += [spot for spot in excused if spot in rung.every_spot]
     if not excused:
@@ -181,10 +182,10 @@ def _mended_reference(reference: Trace, again: Callable[[], Asked] | None) -> Tr
         return None
     program, spec = again(), reference.about["batch"]
     weights = prefixed("weights", reference.weights)
-    fed = {name: x for name, x in reference.arrays.items()
-           if name.startswith("grad/") or (name.startswith("fed/") and "/grad/" in name)}  # fmt: skip
+    kept = reference.arrays.items()
+    fed = {name: x for name, x in kept if name.startswith(("grad/", "fed/")) and "grad/" in name}
     first = prefixed("batch", reference.group("batch/0"))
-    batches = {name: x for name, x in reference.arrays.items() if name.startswith("batch/")}
+    batches = {name: x for name, x in kept if name.startswith("batch/")}
     try:
         program.ask("widen", weights | first, batch=spec)
         told, found = program.ask("mended", weights | fed | batches, batch=spec,

@@ -22,6 +22,7 @@ TWICE = 2  # a port's noise beside its reference's, as the ladder allows twins
 ENDS = ("1", "2", "3", "4", "4i", "5", "6", "8")
 BATCH = "loss of batch "  # and its number
 ALONE = 1e-9  # of a tensor's largest update: a clip's rounding, gathered in moments
+UPDATE = 64 * epsilon("float32")  # relative, of an update in float32
 Pieces = tuple[str, np.ndarray, np.ndarray, Entry]  # name, ours, theirs
 
 
@@ -272,7 +273,7 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
         rung.lacks = "the port has no such run"
         return rung
     given = port.grads(fed)
-    bound = ALONE if precision_of(port, reference) == "float64" else 64 * epsilon("float32")
+    bound = ALONE if precision_of(port, reference) == "float64" else UPDATE
     found = []
     for tensors, partners in whole_tensors(entries, reference.weights):
         a, b = (_moved_together(side, names_of, min(taken, steps))
@@ -357,7 +358,7 @@ def _update_gap(
 ) -> tuple[float, float]:
     """Relative to the update, and to what rounding of the weights leaves of it; its bound."""
     # An update is some tens of operations on each element, half an ulp each.
-    bound = NORM.bound if precision == "float64" else 64 * epsilon("float32")
+    bound = NORM.bound if precision == "float64" else UPDATE
     shown = np.isfinite(ours) | np.isfinite(theirs)
     ours, theirs = ours[shown], theirs[shown]  # what neither side survives is no difference
     scale = np.linalg.norm(theirs) + 16 * epsilon(precision) * size / bound
@@ -440,7 +441,15 @@ def curves(port: Port, reference: Trace) -> Stage:
         return rung
     rung.kept = ours, losses
     exact = precision_of(port, reference) == "float64"
-    envelope = np.maximum.accumulate(reference.about["envelope"])
+    envelope = np.array(reference.about["envelope"])
+    if port.precision != "float64" == reference.about["precision"]:  # the port alone is noisy
+        own = port.envelope(port.weights(reference.weights), ours)
+        envelope = np.maximum(envelope, own)
+    envelope = np.maximum.accumulate(envelope)
+    if not exact:  # each update may be as far apart as rung 4 allows, and moves the loss so far
+        with np.errstate(invalid="ignore"):  # of a run that diverges
+            moved = np.cumsum(np.abs(np.diff(losses, prepend=losses[:1])))
+        envelope = envelope + UPDATE * moved
     compared = compare_curves(ours, losses, envelope, np.inf, exact=exact)
     found = compared.finding
     if found.verdict is Verdict.INCONCLUSIVE:

@@ -124,20 +124,18 @@ def left_of_accepted(
         mended: later batches were compared in the same way, and the loss curve follows.
     """
     taken = {spot for root in accepted for spot in root.spots}
-    wrong = {number: {spot.where for spot in stages[number].spots}
-             for number in ("2i", "3i") if number in stages and not stages[number].lacks}  # fmt: skip
+    isolated = {("3", "gradient"): "3i", ("2", "loss"): "2i"}  # the rung that mends, of an end
+
+    def is_mended(spot: Spot) -> bool:
+        number = isolated.get((spot.rung, spot.rule))
+        if number and not stages[number].lacks:
+            return spot.where not in {other.where for other in stages[number].spots}
+        return mended and spot.rule in ("curve", "result", "loss", "gradient")
 
     def is_left(spot: Spot) -> bool:
         causes = [root for root in accepted if may_cause(root, spot)]
         figures = [root.largest.figure for root in causes if root.direction != "mapping"]
-        if spot.rule == "curve" and figures and mended:
-            return False
-        if spot.rung == "3" and "3i" in wrong and figures and spot.where not in wrong["3i"]:
-            return False
-        if spot.rung == "2" and spot.rule == "loss" and "2i" in wrong and figures:
-            if "loss" not in wrong["2i"]:
-                return False
-        if spot.rung in ("5", "6") and mended and figures and spot.rule != "state":
+        if figures and is_mended(spot):
             return False
         return not relative_gap(spot) <= FOLLOWS * max(figures, default=0.0)
 

@@ -71,6 +71,6 @@ def compare_dropout(reference: Facts, port: Facts, theirs: Calls, ours: Calls) -
     for rate, x in values[0]:
         if not any(rate == other and is_one_value(y, x) for other, y in values[1]):
             place = next(name for name, given in sides[0].items() if given == rate)
-            return [f"dropout, which is off here: that of the reference's {place} stands at another "
+            return [f"dropout, which is off here: that of the reference's {place} has another "
                     "place in the port"]  # fmt: skip
     return []

@@ -44,7 +44,7 @@ def preload(_: str) -> None:
 class Told(UserError):
     def __init__(self, mistake: Mistake) -> None:
         super().__init__(str(mistake))
-        self.frames = mistake.frames
+        self.frames, self.refuses = mistake.frames, mistake.refuses
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from lockstep.check.causes import differ, optimizer, solve
 from lockstep.check.causes.rules import BF16, L2, TRUST
-from lockstep_recorder.jax_floats import nothing_narrower
+from lockstep_recorder.jax_floats import widened
 from lockstep_recorder.recording import CYCLES, SCALES
 
 Arrays = dict[str, np.ndarray]
@@ -142,7 +142,7 @@ def optaxs() -> dict[str, tuple[Any, dict[str, Any]]]:
                                   "adafactor", "bf16 moments", "clipped"])  # fmt: skip
 def test_a_rule_of_optax_is_found(name: str) -> None:
     jax = pytest.importorskip("jax")
-    with jax.enable_x64(True), nothing_narrower(("float32",), counts=True):
+    with jax.enable_x64(True), widened(("float32",)):
         transform, expected = optaxs()[name]
         found = solve.find_rules(history(lambda: by_optax(transform)))
     assert len(found) == 1
@@ -152,7 +152,7 @@ def test_a_rule_of_optax_is_found(name: str) -> None:
 def test_a_count_of_steps_is_no_float32_in_float64() -> None:
     """optax's Adafactor makes float32 of its count; a power of that is apart by 1e-8."""
     jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
-    with jax.enable_x64(True), nothing_narrower(("float32",), counts=True):
+    with jax.enable_x64(True), widened(("float32",)):
         ours = by_optax(optax.adafactor(1e-2, min_dim_size_to_factor=1))
         found = [ours(draw(1), draw(2 + at)) for at in range(4)]
     theirs = by_torch(lambda p: torch.optim.Adafactor(p, 1e-2))
@@ -167,7 +167,7 @@ def test_what_an_adafactor_adds_to_the_squares_is_told() -> None:
     jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
     small = {"thin": 1e-6}
     theirs = history(lambda: by_torch(lambda p: torch.optim.Adafactor(p, 1e-2)), scale_of=small)
-    with jax.enable_x64(True), nothing_narrower(("float32",), counts=True):
+    with jax.enable_x64(True), widened(("float32",)):
         ours = history(lambda: by_optax(optax.adafactor(1e-2)), scale_of=small)
     rules = solve.find_rules(theirs)
     told = [optimizer._added_to_squares(*sides, rules, {"thin"})

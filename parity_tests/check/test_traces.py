@@ -111,10 +111,12 @@ def test_what_an_earlier_recorder_had_besides_is_passed_over(
 ) -> None:
     folder = tmp_path / "trace"
     shutil.copytree(reference, folder)
-    besides = {"settings": {"0": {"bias": True}}, "constants": ["position"], "hidden": []}
+    besides = {"settings": {"0": {"bias": True}}, "hidden": ["position"]}
     assert not besides.keys() & trace.read(folder).about.keys()
+    besides["constants"] = ["position"]  # which is a number now
     edit(lambda a: (a.update(besides), a["initial"]["0.bias"].update(shape=[4])))(folder)
-    assert trace.read(folder).about["constants"] == ["position"]
+    assert trace.read(folder).about["hidden"] == ["position"]
+    assert "constants" not in trace.read(folder).about
 
 
 @pytest.mark.parametrize("name", ["former", "new"])

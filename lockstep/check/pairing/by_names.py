@@ -78,12 +78,12 @@ def _by_exact_path(entries: list[Entry], mapping: Mapping) -> list[Entry]:
                 if path := _path_of(piece, paths_of[piece.name]):
                     found.setdefault(path, []).append(at)
     made = list(entries)
-    for path, at in ours.items():
+    for path, held in ours.items():
         words = path[0]
         numbers = [{n for w, n in side if w == words} for side in (theirs, ours)]
-        if len(at) != 1 or len(theirs.get(path, ())) != 1 or numbers[0] != numbers[1]:
+        if len(held) != 1 or len(theirs.get(path, ())) != 1 or numbers[0] != numbers[1]:
             continue
-        one, other = at[0], theirs[path][0]
+        one, other = held[0], theirs[path][0]
         holder = next((n for n in range(len(made)) if made[n].reference == entries[other].reference
                        and not made[n].alias), one)  # fmt: skip
         if holder != one:
@@ -126,9 +126,11 @@ def _as_usual(entry: Entry, mapping: Mapping) -> Entry:
     else:  # as others whose shapes tell: of its leaf, else of its module's class
         others = [other for other in mapping.entries
                   if _is_flat(other) and len(set(other.shape)) > 1]  # fmt: skip
-        alike = [[other.turned for other in others if kind(other) == kind(entry)]
-                 for kind in (lambda e: _kind(e, mapping), lambda e: _classes(e, mapping))]  # fmt: skip
-        usual = {*(alike[0] or alike[1])}
+        of_kind, of_class = (
+            [other.turned for other in others if kind(other, mapping) == kind(entry, mapping)]
+            for kind in (_kind, _classes)
+        )
+        usual = {*(of_kind or of_class)}
         if not usual and kinds.isdisjoint(LINEAR) and _same_path(entry, mapping):
             usual = {False}  # a plain tensor of one name, which is copied as it is
     turned = usual if len(usual) == 1 else {entry.turned}
@@ -159,7 +161,7 @@ def _is_flat(entry: Entry) -> bool:
     return len(entry.shape) == len(entry.port_shape) == 2
 
 
-def _classes(entry: Entry, mapping: Mapping) -> list[str]:
+def _classes(entry: Entry, mapping: Mapping) -> list[Any]:
     """Returns the class of the module that holds a tensor, on both sides."""
     pieces = (entry.reference.name, entry.port.name)
     return [side.kinds.get(name, "") for side, name in zip(mapping.sides, pieces)]
@@ -170,7 +172,7 @@ def _same_path(entry: Entry, mapping: Mapping) -> bool:
     return paths[0][entry.reference.name] == paths[1][entry.port.name]
 
 
-def _kind(entry: Entry, mapping: Mapping) -> list[tuple[str, str]]:
+def _kind(entry: Entry, mapping: Mapping) -> list[Any]:
     """Returns the class of the module and the last word of the name, on both sides."""
     pieces = (entry.reference.name, entry.port.name)
     return [(side.kinds.get(name, ""), names.segments(name)[-1])
@@ -178,7 +180,27 @@ def _kind(entry: Entry, mapping: Mapping) -> list[tuple[str, str]]:
 
 
 def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
-    """Refuses a map by hand that leaves elements out: they would be compared with nothing."""
+    """Refuses a map by hand that leaves elements out: they would be compared with nothing. Drops
+    the entries of a tensor that were not given by hand and do so."""
+    while found := _left_out(mapping, reference, port):
+        side, name, size, whole = found
+        own = [entry for entry in mapping.entries if getattr(entry, side).name == name]
+        require(not any(entry.given for entry in own), "--map", name,
+                f"{size} of its {whole} elements are paired; pair each once")  # fmt: skip
+        mapping.entries = [entry for entry in mapping.entries if entry not in own]
+        used = [
+            {getattr(entry, s).name for entry in mapping.entries} for s in ("reference", "port")
+        ]
+        theirs, ours = ({getattr(entry, s).name for entry in own} for s in ("reference", "port"))
+        mapping.only_reference += sorted(theirs - used[0] - {*mapping.only_reference})
+        mapping.only_port += sorted(ours - used[1] - {*mapping.only_port})
+
+
+def _left_out(
+    mapping: Mapping, reference: Tensors, port: Tensors
+) -> tuple[str, str, int, int] | None:  # fmt: skip
+    """Finds a tensor of which not each element is paired once: its side, its name, how many are,
+    and how many there are."""
     for side, tensors in (("reference", reference), ("port", port)):
         sizes: dict[str, int] = {}
         for entry in mapping.entries:
@@ -186,9 +208,9 @@ def _require_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:
                 name = getattr(entry, side).name
                 sizes[name] = sizes.get(name, 0) + prod(entry.shape)
         for name, size in sizes.items():
-            whole = prod(tensors.shapes[name])
-            require(size == whole, "--map", name,
-                    f"{size} of its {whole} elements are paired; pair each once")  # fmt: skip
+            if size != (whole := prod(tensors.shapes[name])):
+                return side, name, size, whole
+    return None
 
 
 def _match_whole(mapping: Mapping, reference: Tensors, port: Tensors) -> None:

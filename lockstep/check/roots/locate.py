@@ -113,8 +113,8 @@ def _seen_by_ends(rungs: dict[str, list[Spot]]) -> list[Spot]:
         return []
     behind = [spot for spot in isolated if _is_stopped_behind(spot, alone)]
     holders = {spot.where.partition("[")[0].rpartition(".")[0] for spot in behind}
-    return [spot for spot in isolated if spot not in behind
-            and not (spot.rule == "cotangent" and spot.where.partition("#")[0] in holders)]  # fmt: skip
+    shown = [spot for spot in isolated if spot not in behind]
+    return [s for s in shown if s.rule != "cotangent" or s.where.partition("#")[0] not in holders]
 
 
 def _is_stopped_behind(spot: Spot, alone: dict[str, Spot]) -> bool:

@@ -13,6 +13,7 @@ from lockstep.check.sides.modules import Calls, module_of
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
+from lockstep_recorder.noise import NUDGES, NudgedWeights
 from lockstep_recorder.recording import moments, outputs_of, prefixed
 from lockstep_recorder.wire import group
 
@@ -39,10 +40,11 @@ class Port:
         self.facts, self.initial = program.ask("facts")
         self.batch = reference.about["batch"]
         first = prefixed("batch", reference.group("batch/0"))
-        precision, _ = program.ask(
+        precision, constants = program.ask(
             "widen", prefixed("weights", self.initial) | first, batch=self.batch
         )
         self.facts |= precision
+        self.initial |= constants
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
         self.first: PortRun | None = None  # on its own weights
@@ -123,6 +125,13 @@ class Port:
         header, _ = self.program.ask("train", arrays, batch=self.batch, steps=steps,
                                      mends=self.mends)  # fmt: skip
         return list(header["losses"])
+
+    def envelope(self, weights: Arrays, losses: np.ndarray) -> np.ndarray:
+        """Measures by step how far losses part where weights move by an ulp, as a recording
+        does."""
+        moved = (NudgedWeights(weights, seed, self.facts["narrowest"]) for seed in range(NUDGES))
+        gaps = [np.abs(self.train({**each}, len(losses)) - losses) for each in moved]
+        return np.array(np.max(gaps, 0))
 
     def _batches(self, steps: int) -> Arrays:
         found: Arrays = {}

@@ -8,11 +8,12 @@ import tempfile
 import zipfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import UserError
 from lockstep.process import ROOT
-from lockstep.worker import Say, Worker, silent, start
-from lockstep_recorder.wire import LEAVING
+from lockstep.worker import Failed, Say, Worker, silent, start
+from lockstep_recorder.wire import LEAVING, Arrays, Message
 
 PACKAGE = "lockstep_recorder"
 MAIN = f"import sys\nfrom {PACKAGE}.main import main\nsys.exit(main())\n"
@@ -62,7 +63,27 @@ class UserProgram(Worker):
         words = [python, str(recorder), "serve", name, "--seed", str(seed), "--device", device]
         words += ["--own-precision"] * own_precision + ["--watch"] * watch
         words += ["--forward"] * forward
+        self.words = words
+        self.asked: Message = {}, {}
         super().__init__(name, partial(start, words), say)
+
+    def send(self, header: dict[str, Any], arrays: Arrays) -> None:
+        self.asked = header, arrays
+        super().send(header, arrays)
+
+    def receive(self, seconds: float | None = None, quiet: bool = False) -> Message:
+        """Returns the answer. A program that raises in float64 starts once more, in its own
+        precision, and is asked the same again."""
+        try:
+            return super().receive(seconds, quiet)
+        except Failed as error:
+            if not error.refuses:
+                raise
+            own = ["--own-precision", "--refused", error.refuses]
+        self.end_process()
+        self.connect = partial(start, self.words + own)
+        super().send(*self.asked)
+        return super().receive(seconds, quiet)
 
     def record(self, out: Path, steps: int) -> None:
         """Writes the trace of this program, in a process that ends with it."""

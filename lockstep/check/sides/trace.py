@@ -65,6 +65,8 @@ def read(folder: Path) -> Trace:
     """Raises UserError for whatever is no trace, or one cut short."""
     try:
         about = read_json(folder / ABOUT, limit=LIMIT)
+        if type(about.get("constants")) is list:  # which an earlier recorder told
+            del about["constants"]
         about |= {n: _with_nan(about[n]) for n in SERIES if type(about.get(n)) is list}
         problem = _problem(about)
         if problem:
@@ -131,14 +133,17 @@ def _problem(about: dict[str, Any]) -> str:
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
-    if type(about.get("again", 0.0)) is not float:
-        return "again is no float"
+    for name in ("again", "constants"):
+        if type(about.get(name, 0.0)) is not float:
+            return f"{name} is no float"
     mended = about.get("mended", {"ended": ""})
     if type(mended) is not dict or type(mended.get("ended")) is not str:
         return "mended says nothing of its end"
     if type(about.get("ended", "")) is not str:
         return "ended is no reason"
-    for name in ("hooked", "kept"):
+    if type(about.get("refused", "")) is not str:
+        return "refused is no text"
+    for name in ("hooked", "kept", "unseen"):
         listed_names = about.get(name, [])
         if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
             return f"{name} holds more than names"
