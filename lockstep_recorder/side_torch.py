@@ -24,6 +24,7 @@ from lockstep_recorder.torch_modes import (
     NothingNarrower,
     Nudged,
     default_format,
+    exact_functions,
     floats,
     is_float,
     is_rounded,
@@ -229,7 +230,8 @@ class TorchSide(ProgramSide):
         wide = self.make_wide() if self.wide else nullcontext()
         asks = torch.set_grad_enabled(not self.forward)
         moved = MovedSums() if self.moves_sums else nullcontext()
-        with wide, without_functional_dropout(self.dropping), self._changed(), asks, moved:
+        exact = nullcontext() if self.own else exact_functions()
+        with wide, exact, without_functional_dropout(self.dropping), self._changed(), asks, moved:
             Force.in_loss = True
             try:
                 loss = self.user.call("loss", self.model, given)

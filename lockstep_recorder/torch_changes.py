@@ -596,13 +596,6 @@ def _stopped_before(function: Any, args: Args, kwargs: Words) -> Made:
                          partial(function, *given, **kwargs))  # fmt: skip
 
 
-def _sixth(function: Any, args: Args, kwargs: Words) -> Made:
-    """Takes torch's hardsigmoid, whose gradient has a sixth of float32, apart."""
-    x = args[0] if args else kwargs["input"]
-    yield Change("made in float32", "torch's hardsigmoid, whose gradient is a sixth of float32",
-                 "a hardsigmoid whose gradient is 1/6", lambda: f.relu6(x + 3) / 6)  # fmt: skip
-
-
 def _glu(function: Any, args: Args, kwargs: Words) -> Made:
     first, second = args[0].chunk(2, _option(args, kwargs, 1, "dim", -1))
     yield Change("halves exchanged", "the second half gates", "the first half gates",
@@ -718,7 +711,6 @@ MAKERS: list[tuple[Any, Callable[[Any, Args, Words], Made]]] = [
     ((t.matmul, tensor.matmul, tensor.__matmul__, t.bmm, tensor.bmm, t.einsum), _product),
     ((t.dot, t.vdot, t.mv, t.norm, tensor.dot, tensor.mv, tensor.norm, *REDUCTIONS), _stopped),
     ((tensor.__add__, tensor.__sub__, tensor.__mul__, *LOSSES), _stopped_before),
-    ((f.hardsigmoid,), _sixth),
     ((f.glu,), _glu), ((f.pixel_shuffle,), _shuffle),
     ((t.softmax, f.softmax, tensor.softmax), _softmax),
     ((t.tril, t.triu, tensor.tril, tensor.triu), _diagonal),

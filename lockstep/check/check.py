@@ -114,6 +114,7 @@ def run(
                            {entry.reference.name for entry in entries},
                            _lacking_parameters(found, reference, port))  # fmt: skip
         roots = [root for root in roots if _shows_in_an_end(root, stages)]
+        roots = [root for root in roots if not _follows_from_gradients(root, roots)]
         roots = complete(
             stages.values(), _unmatched(found, stages["1"]) + roots + as_written, calls
         )
@@ -123,9 +124,9 @@ def run(
         causes.explain(own, evidence)
         roots = own + as_written
         if outputs.unseen:
-            shown = next(spot.detail for spot in stages["6"].spots if spot.detail)
+            unseen = next(spot.detail for spot in stages["6"].spots if spot.detail)
             for root in (root for root in roots if root.direction == "forward"):
-                root.hints.insert(0, f"it shows {shown}, in the model's output alone")
+                root.hints.insert(0, f"it shows {unseen}, in the model's output alone")
     if initial_spots := stages["0"].spots if not initial else []:
         roots = [root for root in roots if root.direction != "initial values"]
         roots += find_initial(initial_spots, calls)
@@ -146,9 +147,8 @@ def run(
     echoes = sum(fate.kind == ECHO for fate in fates.values())
     if not reference.about["repeats"]:  # what differs may be chance
         echoes, roots = sum(len(stage.spots) for stage in stages.values()), []
-    shown = reference.about["repeats"] and (
-        reference.about.get("forward") or notes.has_gradients(reference)
-    )
+    compared = reference.about.get("forward") or notes.has_gradients(reference)
+    shown = reference.about["repeats"] and compared
     agrees = "equal" if shown and not found.undecided else "incomplete"
     verdict = "different" if roots else agrees
     limits = notes.of(reference, port, trial, calls, partnerless, [*stages.values()], entries)
@@ -164,12 +164,12 @@ def run(
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)
-    forward = reference.about.get("forward")
-    uncompared = notes.unmatched_state(reference, trial, entries) if forward else []
+    forward_alone = bool(reference.about.get("forward"))
+    uncompared = notes.unmatched_state(reference, trial, entries) if forward_alone else []
     uncompared += notes.untied(entries, [*stages.values()]) + outputs.lacks + lacks
     uncompared += compare_dropout(reference.about, port.facts, calls, trial.free.calls)
-    return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused, found,
-                  trial.pairing.calls, partnerless, reference.about, port.facts, limits,
+    return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused,
+                  found, trial.pairing.calls, partnerless, reference.about, port.facts, limits,
                   uncompared, notes.shuffled_tensors(entries))  # fmt: skip
 
 
@@ -239,6 +239,15 @@ def _shows_in_an_end(root: Root, stages: dict[str, Stage]) -> bool:
         return True
     ends = (spot for number in ("2", "3", "5", "6") for spot in stages[number].spots if spot.is_end)
     return any(may_cause(root, spot) for spot in ends)
+
+
+def _follows_from_gradients(root: Root, roots: list[Root]) -> bool:
+    """Says if all that an optimizer does otherwise is to tensors of which one side alone has a
+    gradient, which it was fed."""
+    backward = [other for other in roots if other.direction == "backward"]
+    return root.direction == "update" and all(
+        any(may_cause(other, spot) for other in backward) for spot in root.spots
+    )
 
 
 def _judge_beside(

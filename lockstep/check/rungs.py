@@ -276,6 +276,8 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     bound = ALONE if precision_of(port, reference) == "float64" else UPDATE
     found = []
     for tensors, partners in whole_tensors(entries, reference.weights):
+        if theirs.keys().isdisjoint(tensors) and given.keys().isdisjoint(partners):
+            continue  # buffers
         a, b = (_moved_together(side, names_of, min(taken, steps))
                 for side, names_of in ((moved, partners), (reference, tensors)))  # fmt: skip
         size = norm_of({name: reference.weights[name] for name in tensors})

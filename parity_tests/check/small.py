@@ -268,7 +268,8 @@ PLANTS = [
           "head", "no bias"),
     Plant("cell", "stopped carry", "self.table[t], h)", "self.table[t], h.detach())", "cell",
           "what is carried is stopped"),
-    Plant("cell", "made in float32", "self.table[t]", "torch.sin(torch.arange(T * D).view(T, D))[t]", "cell", "a constant made in float32"),
+    Plant("cell", "made in float32", "self.table[t]", "torch.sin(torch.arange(T * D).view(T, D))[t]",
+          "constants of the port", "the port makes constants in float32"),
     Plant("cell", "carried state", "self.scale = nn.Parameter(torch.ones(1))",
           "self.scale = nn.Parameter(torch.ones(1))\n"
           "        self.register_buffer('calls', torch.zeros(1))\n"
