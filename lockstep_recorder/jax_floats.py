@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -68,7 +69,7 @@ def formats(jaxpr: Any) -> Iterator[str]:
                 yield str(dtype)
 
 
-# What a dtype that a program asks for passes in a version of JAX, the newer one first.
+# What a dtype that a program asks for passes in a version of JAX; older ones have the second alone.
 CANONICAL = ("check_and_canonicalize_user_dtype", "canonicalize_dtype")
 CASTS = ("convert_element_type", "bitcast_convert_type")  # may be given a narrower float
 
@@ -80,7 +81,7 @@ def has_narrower(jaxpr: Any) -> bool:
 
 
 @contextlib.contextmanager
-def widened(formats: tuple[str, ...] = NARROWER) -> Iterator[list[str]]:
+def widened(formats: tuple[str, ...] = NARROWER, *, lowers: bool = False) -> Iterator[list[str]]:
     """Makes float64 of each float that a program makes, constants too, however it is written.
 
     A narrower one that others have made, such as numpy's, is cast where an operation is given it.
@@ -88,11 +89,14 @@ def widened(formats: tuple[str, ...] = NARROWER) -> Iterator[list[str]]:
 
     Args:
         formats: those that become float64.
+        lowers: a program is lowered, too, in which older versions of JAX ask for dtypes themselves.
 
     Yields:
         The floats that were cast though they are rounded.
     """
     bind, convert, cast = core.Primitive.bind, lax_internal._convert_element_type, list[str]()
+    name = next(name for name in CANONICAL if hasattr(dtypes, name))
+    canonical, is_asked_alone = getattr(dtypes, name), name == CANONICAL[0]
 
     def wide(x: Any) -> Any:
         """Returns the dtype in place of one; what is none as it is."""
@@ -114,16 +118,22 @@ def widened(formats: tuple[str, ...] = NARROWER) -> Iterator[list[str]]:
     def widened_convert(x: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
         if str(getattr(x, "dtype", "")) in formats:
             note_rounded(x, cast)
+            if not is_asked_alone and isinstance(x, (np.ndarray, np.generic)):
+                x = x.astype(wide(x.dtype))  # whose dtype is taken for the wide one
         return convert(x, wide(dtype), *args, **options)
 
-    name = next(name for name in CANONICAL if hasattr(dtypes, name))
-    canonical = getattr(dtypes, name)
+    def widened_canonical(*args: Any, **options: Any) -> Any:
+        dtype = canonical(*args, **options)
+        return wide(dtype) if is_asked_alone or not lowers else dtype
+
     with (
+        warnings.catch_warnings(),
         jax.default_matmul_precision("float32"),
         replaced(core.Primitive, "bind", widened_bind),
         replaced(lax_internal, "_convert_element_type", widened_convert),
-        replaced(dtypes, name, lambda *args, **options: wide(canonical(*args, **options))),
+        replaced(dtypes, name, widened_canonical),
     ):
+        warnings.filterwarnings("ignore", "Explicitly requested dtype")  # of older versions
         yield cast
 
 

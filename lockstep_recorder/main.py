@@ -306,6 +306,7 @@ def main(argv: list[str] | None = None) -> int:
     except Mistake as error:
         if error.refuses and argv is None:  # this process is the program's alone
             own = ["--own-precision", "--refused", error.refuses]
+            os.environ.pop("JAX_ENABLE_X64", None)
             os.execv(sys.executable, [*sys.orig_argv, *own])
         for line in error.frames:
             print("  " + line, file=sys.stderr)

@@ -276,9 +276,11 @@ class JaxSide(ProgramSide):
         return jax.tree_util.tree_map_with_path(leaf, state)
 
     def _traced(self, program: Callable[[], Any], function: str = "loss") -> Any:
-        wide: Any = widened() if self.wide and function == "loss" else contextlib.nullcontext([])
+        wide: Any = contextlib.nullcontext([])
+        if self.wide and function == "loss":  # in the backward pass, too
+            wide = widened(lowers=True)
         try:
-            with wide as cast:  # in backward passes, too
+            with wide as cast:
                 made = program()
             self.cast = self.cast + cast
             return made
