@@ -16,7 +16,7 @@ from jax._src import core, dtypes
 from jax._src.lax import lax as lax_internal
 
 from lockstep_recorder import tree
-from lockstep_recorder.noise import is_short, spread_of_sum
+from lockstep_recorder.noise import is_of_float32, is_short, spread_of_sum
 from lockstep_recorder.operations import line_of
 from lockstep_recorder.operations_jax import frames
 from lockstep_recorder.written import Written
@@ -75,9 +75,12 @@ CASTS = ("convert_element_type", "bitcast_convert_type")  # may be given a narro
 
 
 def has_narrower(jaxpr: Any) -> bool:
-    """Says if any value of a program is narrower than float64."""
-    values = (v.aval for eqn in equations(jaxpr) for v in (*eqn.invars, *eqn.outvars))
-    return any(map(is_narrower, values))
+    """Says if any value of a program is narrower than float64, or a literal that may have been."""
+    values = [v for eqn in equations(jaxpr) for v in (*eqn.invars, *eqn.outvars)]
+    literals = (np.asarray(v.val) for v in values if hasattr(v, "val"))
+    return any(is_narrower(v.aval) for v in values) or any(
+        x.dtype == np.float64 and is_of_float32(x) for x in literals
+    )
 
 
 @contextlib.contextmanager

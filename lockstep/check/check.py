@@ -114,7 +114,6 @@ def run(
                            {entry.reference.name for entry in entries},
                            _lacking_parameters(found, reference, port))  # fmt: skip
         roots = [root for root in roots if _shows_in_an_end(root, stages)]
-        roots = [root for root in roots if not _follows_from_gradients(root, roots)]
         roots = complete(
             stages.values(), _unmatched(found, stages["1"]) + roots + as_written, calls
         )
@@ -241,15 +240,6 @@ def _shows_in_an_end(root: Root, stages: dict[str, Stage]) -> bool:
     return any(may_cause(root, spot) for spot in ends)
 
 
-def _follows_from_gradients(root: Root, roots: list[Root]) -> bool:
-    """Says if all that an optimizer does otherwise is to tensors of which one side alone has a
-    gradient, which it was fed."""
-    backward = [other for other in roots if other.direction == "backward"]
-    return root.direction == "update" and all(
-        any(may_cause(other, spot) for other in backward) for spot in root.spots
-    )
-
-
 def _judge_beside(
     accepted: list[Root], stages: dict[str, Stage], evidence: causes.Evidence
 ) -> tuple[list[Root], list[str]]:
@@ -360,6 +350,8 @@ def pair_tensors(
     for known in (found, None) if found else (None,):
         if made.left_over or not found:
             prover.try_other(propose(reference, port, overrides, known, joined="blocks"))
+    if not overrides:
+        prover.exchange_lookalikes()
     return prover
 
 

@@ -215,6 +215,42 @@ class Prover:
         return {names.wildcard(spot.where) for spot in rung.spots
                 if spot.rule != "loss" and spot.figure > FAR}  # fmt: skip
 
+    def exchange_lookalikes(self) -> None:
+        """Exchanges siblings of one shape whose names say nothing of which is which, if nothing is
+        wrong then: values decide before names that merely look alike. Where modules show what is
+        wrong, it is no name."""
+        if not self.best.wrong or not self.best.wrong <= {"loss", "(root)"}:
+            return
+        found = [(a, b, pairs) for a, b, pairs in self._siblings("") if self._tells_nothing(pairs)]
+        several = [c for n in (1, 2) for c in combinations(found, n)
+                   if len({unit for a, b, _ in c for unit in (a, b)}) == 2 * n]  # fmt: skip
+        former, best = list(self.mapping.entries), self.best
+        for chosen in several:
+            if self.left <= 0 or not exchange(self.mapping, [p for *_, ps in chosen for p in ps]):
+                continue
+            self.left -= 1
+            self.best = self.trial()
+            if not self.best.wrong:
+                return
+            self._become(former)
+            self.best = best
+
+    def _tells_nothing(self, pairs: list[tuple[str, str]]) -> bool:
+        """Says if neither path nor words of two names tell whose partner is whose."""
+        partners = {e.port.name: e.reference.name for e in self.mapping.entries}
+        if not all(name in partners for pair in pairs for name in pair):
+            return False
+
+        def common(p: str, r: str) -> int:
+            return len(names.words(p) & names.words(r))
+
+        return not any(
+            common(p, partners[p]) + common(q, partners[q])
+            > common(p, partners[q]) + common(q, partners[p])
+            or self.mapping.by_path & {p, q}
+            for p, q in pairs
+        )
+
     def find_exchange(self, place: str) -> str:
         """Finds two siblings of one parent that the port exchanges, inside a place; "" where none.
 

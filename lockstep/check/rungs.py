@@ -18,6 +18,7 @@ from lockstep_recorder.noise import STATISTICS
 from lockstep_recorder.recording import VARIED
 
 SMALL = "below 1e-12 of the largest gradient"
+OWN = "own update"  # of a tensor of which one side alone has a gradient, which each was fed
 TWICE = 2  # a port's noise beside its reference's, as the ladder allows twins
 ENDS = ("1", "2", "3", "4", "4i", "5", "6", "8")
 BATCH = "loss of batch "  # and its number
@@ -173,10 +174,10 @@ def _add_gradients(
     """Adds gradients, or sums of them: these are relative to the first batch's, where they cancel,
     for what is left may be nothing but rounding."""
     theirs_of, first = reference.group(kind), reference.group("grad")
-    whole = _largest(theirs_of)
+    whole, resolves = _largest(theirs_of), bounds.resolves and rung.number in ENDS
     for name, ours, theirs, entry in by_piece(entries, ours_of, theirs_of):
         figure, detail = _gradient_gap(ours, theirs, whole), ""
-        if figure == 0 and bounds.resolves:  # rounding, or small and as good as any to an Adam
+        if figure == 0 and resolves:  # rounding, or small and as good as any to an Adam
             figure, detail = norm_gap(ours, theirs), SMALL
         known = entry.reference.name in first
         parts = float(np.linalg.norm(entry.reference.take(first))) if known else 0.0
@@ -242,7 +243,8 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
                 size = float(np.linalg.norm(entry.reference.take(reference.weights)))
                 figure, bound = _update_gap(a, b, size, precision_of(port, reference))
                 where = f"{name}, {scale}, step {step}"
-                rung.add("update", where, figure, bound, str(entry.port), a, b, name)
+                rule = OWN if entry.port.name in port.own else "update"
+                rung.add(rule, where, figure, bound, str(entry.port), a, b, name)
         theirs, ours = reference.group("kept"), port.kept() if label == "1" else {}
         for name in sorted(theirs.keys() & ours.keys()):
             gap = norm_gap(ours[name], theirs[name])
@@ -291,7 +293,8 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
         first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
         found.append((first, tensors[0], partners[0], float(gaps.max()), a[0], b[0]))
     for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
-        rung.add("update", f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
+        rule = OWN if p in port.own else "update"
+        rung.add(rule, f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
     if taken != steps:
         side, why = (("port", port.facts.get("ended")) if taken < steps
                      else ("reference", reference.about["ended"]))  # fmt: skip

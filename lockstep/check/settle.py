@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.outputs import UNSEEN
 from lockstep.check.roots.locate import Root, group_updates, list_some, root_of, root_of_free_run
-from lockstep.check.rungs import Spot, Stage, is_of_a_norm
+from lockstep.check.rungs import OWN, Spot, Stage, is_of_a_norm
 from lockstep.check.sides.modules import Calls
 
 ROOT, ECHO, EXCUSED, INSIDE = "root", "echo", "excused", "inside"
@@ -25,6 +25,8 @@ CAUSED_BY = {
     ("4i", "update"): {"update", "mapping"},
     ("4i", "state"): {"update", "mapping"},
     ("4", "update"): {"update", "mapping"},
+    ("4i", OWN): {"forward", "backward", "mapping", "update"},
+    ("4", OWN): {"forward", "backward", "mapping", "update"},
     ("5", "loss"): {"forward", "mapping", "accumulation", "state"},
     ("5", "gradient"): {"forward", "backward", "mapping", "accumulation", "state"},
     ("5", "state"): {"forward", "mapping", "accumulation", "state"},
@@ -56,8 +58,6 @@ def may_cause(root: Root, spot: Spot) -> bool:
         return False  # the loss stands behind what the model gives
     if of_state and spot.rule == "state":
         return True
-    if spot.rule == "update" and root.direction == "backward":
-        return spot.detail.partition("[")[0] in root.names  # fed a gradient of one side alone
     return bool(directions & CAUSED_BY.get((spot.rung, spot.rule), set()))
 
 

@@ -30,7 +30,7 @@ from lockstep.check.following.tapes import (
 from lockstep.check.following.turns import turns
 from lockstep.check.layout import Shape
 from lockstep.model.params import Arrays
-from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint, marginals
+from lockstep_recorder.operations import COLUMNS, fingerprint, marginals
 
 AHEAD = 24  # values made of an operation in which a guess must be confirmed
 FURTHEST = 240  # values behind an operation in which these are sought
@@ -241,20 +241,12 @@ class _Walk:
             self.port.play(put, [], free)
 
     def _confirm(self, number: int) -> None:
-        """Forgets the choices that a value shows to be right: it is made of all that fitted, and
-        has its elements in the reference's order. Two factors that are exchanged give the same
-        elements transposed."""
-        alike = self.now.met.get(number, []) if self.choices else []
-        for n in [n for n in alike if self._is_in_order(number, n)][:1]:
+        """Forgets the choices that a value shows to be right: it is made of all that fitted."""
+        for n in self.now.met.get(number, [])[:1] if self.choices else ():
             above = self.reference.above([n])
             ours = self.port.above([number])
             self.choices = [c for c in self.choices if not (
                 c.number in ours and len(c.meetings & above) == len(c.meetings) > 1)]  # fmt: skip
-
-    def _is_in_order(self, ours: int, theirs: int) -> bool:
-        a, b = self.now.rows[ours], self.known.rows[theirs]
-        scale = self.known.tolerance * np.maximum(a[3], b[3])
-        return bool((np.abs(a - b)[SEES_ORDER] <= scale).all())
 
     def _play(self, numbers: list[int]) -> None:
         found: list[int] = []

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from lockstep.check import names
 from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
 from lockstep.check.pairing.tensors import Tensors
 
@@ -14,6 +15,13 @@ class Mapping:
     notes: list[str]
     sides: tuple[Tensors, Tensors]
     undecided: list[str] = field(default_factory=list)  # neither values nor paths tell partners
+
+    @property
+    def by_path(self) -> set[str]:
+        """The port's tensors whose path is their partner's."""
+        paths = [names.exact_paths([*side.shapes]) for side in self.sides]
+        return {e.port.name for e in self.entries
+                if paths[0][e.reference.name] == paths[1][e.port.name]}  # fmt: skip
 
     @property
     def left_over(self) -> int:

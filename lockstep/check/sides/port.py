@@ -167,6 +167,6 @@ def tensors_of(
     tied = {alias: names[0] for names in about["tied"] for alias in names[1:]}
     return Tensors(
         {name: x.shape for name, x in weights.items()},
-        {name: modules.get(owner[name], "") for name in weights},
+        {name: modules.get(owner[name] or "(root)", "") for name in weights},
         order, about["framework"], set(about["parameters"]), tied,
     )  # fmt: skip
