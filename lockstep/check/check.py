@@ -13,7 +13,7 @@ from lockstep.check.excuses import Excused, constants
 from lockstep.check.following.follow import Followed
 from lockstep.check.following.tapes import Asked
 from lockstep.check.initial import compare_initial_values
-from lockstep.check.layout import Entry
+from lockstep.check.layout import Entry, fitting_permutations
 from lockstep.check.outputs import Outputs, compare_outputs
 from lockstep.check.pairing import by_names
 from lockstep.check.pairing.by_values import entries_of
@@ -78,6 +78,9 @@ class Result:
     notes: list[str] = field(default_factory=list)
     uncompared: list[str] = field(default_factory=list)  # state that has no partner
     shuffled: list[str] = field(default_factory=list)  # tensors with rows in another order
+    guessed: list[str] = field(default_factory=list)  # tensors that names alone have paired
+    undecided: list[str] = field(default_factory=list)  # ... and might have paired otherwise
+    updates: int = 0  # of the optimizer, that were compared
 
 
 def run(
@@ -148,7 +151,9 @@ def run(
         echoes, roots = sum(len(stage.spots) for stage in stages.values()), []
     compared = reference.about.get("forward") or notes.has_gradients(reference)
     shown = reference.about["repeats"] and compared
-    agrees = "equal" if shown and not found.undecided else "incomplete"
+    unshown = notes.undetermined(reference, found)
+    undecided = notes.undecided(unshown, found)
+    agrees = "equal" if shown and not undecided else "incomplete"
     verdict = "different" if roots else agrees
     limits = notes.of(reference, port, trial, calls, partnerless, [*stages.values()], entries)
     limits += [each.note for each in excused if each.note]
@@ -163,13 +168,17 @@ def run(
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)
+    guessed = (
+        notes.guessed(trial, found, follower) if roots else [str(e.reference) for e in unshown]
+    )
     forward_alone = bool(reference.about.get("forward"))
     uncompared = notes.unmatched_state(reference, trial, entries) if forward_alone else []
     uncompared += notes.untied(entries, [*stages.values()]) + outputs.lacks + lacks
     uncompared += compare_dropout(reference.about, port.facts, calls, trial.free.calls)
     return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused,
                   found, trial.pairing.calls, partnerless, reference.about, port.facts, limits,
-                  uncompared, notes.shuffled_tensors(entries))  # fmt: skip
+                  uncompared, notes.shuffled_tensors(entries), guessed, undecided,
+                  notes.updates_seen(reference, [*stages.values()]))  # fmt: skip
 
 
 def measure(
@@ -435,8 +444,12 @@ def _unmatched(found: Mapping, rung: Stage) -> list[Root]:
             shapes = [f"{name} {found.sides[at].shapes[name]}" for name in names]
             root = Root("1", list_some(names), "mapping", spots, names, spots[0])
             root.entry = "mapping"
-            root.cause = (f"tensors of the {side} alone: nothing on the other side fits them: "
-                          f"{list_some(shapes)}")  # fmt: skip
+            others, own = found.sides[1 - at].shapes, found.sides[at].shapes
+            left = (found.only_port, found.only_reference)[at]
+            fits = any(fitting_permutations(own[a], others[b]) for a in names for b in left)
+            why = ("others fit by their shape, and neither values nor names pair them" if fits
+                   else "nothing on the other side fits them")  # fmt: skip
+            root.cause = f"tensors of the {side} alone: {why}: {list_some(shapes)}"
             kept = side == "port" and [name for name in names if STATISTICS.search(name)]
             root.remedy = (
                 f"{', '.join(kept)}: running statistics are no parameters: give them as a "

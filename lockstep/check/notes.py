@@ -1,16 +1,21 @@
 """Notes on what limits a verdict, a line each."""
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from lockstep.check import names
 from lockstep.check.layout import Entry, Piece
+from lockstep.check.pairing.entries import Mapping
 from lockstep.check.prove import Trial
+from lockstep.check.roots.lines import Follower
 from lockstep.check.roots.locate import list_some
 from lockstep.check.rungs import Stage, changed_state, labels_of
 from lockstep.check.sides.modules import Calls, module_of, shapes_of_other_sizes
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
+from lockstep.judge.tolerances import NORM
 
 
 def of(
@@ -185,6 +190,49 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     if kept := reference.about.get("kept", []):
         found.append(f"update keeps {', '.join(kept[:4])}, which is not compared")
     return found
+
+
+def undetermined(reference: Trace, mapping: Mapping) -> list[Entry]:
+    """Lists the parameters that these batches do not determine, for they get no gradient, or one
+    that is nothing beside the others; and that names alone have paired, not their own path."""
+    grads = [reference.group(kind) for kind in ("grad", "sum")]
+    sizes = [{name: float(np.linalg.norm(x)) for name, x in each.items()} for each in grads]
+    least = [NORM.bound * max(each.values(), default=0.0) for each in sizes]
+    by_path = mapping.by_path
+    return [e for e in mapping.entries
+            if e.reference.name in sizes[0] and not (e.given or e.port.name in by_path)
+            and all(e.reference.name in each and each[e.reference.name] <= bound
+                    for each, bound in zip(sizes, least))]  # fmt: skip
+
+
+def undecided(entries: list[Entry], mapping: Mapping) -> list[str]:
+    """Lists the tensors among these whose partners might be exchanged: their names say as much of
+    the one as of the other."""
+    theirs, ours = (side.indexes for side in mapping.sides)
+
+    def alike(a: Entry, b: Entry) -> tuple[int, bool]:
+        common = names.words(a.port.name) & names.words(b.reference.name)
+        return len(common), ours[a.port.name] == theirs[b.reference.name]
+
+    found = set[str]()
+    for a, b in combinations(entries, 2):
+        one_shape = (a.shape, a.port_shape) == (b.shape, b.port_shape)
+        as_paired = sorted([alike(a, a), alike(b, b)])
+        if one_shape and as_paired == sorted([alike(a, b), alike(b, a)]):
+            found |= {str(a.reference), str(b.reference)}
+    return sorted(found)
+
+
+def guessed(trial: Trial, mapping: Mapping, follower: Follower) -> list[str]:
+    """Lists the tensors behind a difference that names alone have paired: not their path, no value
+    that is met with them, and no module that is right."""
+    by_path, known = mapping.by_path, vars(follower).get("found")
+    right = {module_of(r) for r in trial.pairing.calls.values()} - trial.wrong
+    met = {} if known is None else {name: known.partners(name) for name in known.source}
+    return [str(e.reference) for e in mapping.entries
+            if not (e.given or e.port.name in by_path)
+            and names.owner(e.reference.name) not in right
+            and met.get(e.port.name) != [e.reference.name]]  # fmt: skip
 
 
 def updates_seen(reference: Trace, climbed: list[Stage]) -> int:

@@ -40,34 +40,48 @@ def beside(result: Result) -> list[str]:
 
 
 def headline(result: Result) -> str:
+    """Returns the verdict, of what, and what limits it."""
     sides = f"{result.port['framework']} port of {result.reference['program']}"
     sides += ", forward pass only" if result.reference.get("forward") else ""
     drawn = sum(len(root.names) for root in result.initial)
-    beside = "".join(f"; beside: {n}" for n in dict.fromkeys(r.entry for r in result.beside))
-    beside += f"; initial values differ ({drawn})" if drawn else ""
-    moved = result.shuffled
-    beside += f"; weights in another order ({len(moved)}): {list_some(moved)}" if moved else ""
     if result.verdict == "equal":
         climbed = sum(not rung.lacks for rung in result.rungs) - bool(drawn)
         lacking = [rung.number for rung in result.rungs if rung.lacks]
         missing = f"; not run: {', '.join(lacking)}" if lacking else ""
         equal = "EQUAL from the same weights" if drawn else "EQUAL"
-        return f"{equal}: {sides}, {climbed} rungs{missing}{beside}{_uncompared(result)}"
+        updates = f", {result.updates} updates" if result.updates else ""
+        return f"{equal}: {sides}, {climbed} rungs{updates}{missing}{_limits(result)}"
     if result.verdict == "incomplete":
         if not result.reference["repeats"]:
             return f"INCOMPLETE: {_random(result)}"
+        if result.undecided:
+            return (f"INCOMPLETE: {sides}: what was compared agrees, but neither these batches nor "
+                    f"names tell which tensor is which of {list_some(result.undecided)}: pair them "
+                    "by hand: --map MAP")  # fmt: skip
         return f"INCOMPLETE: {sides}: what was compared agrees, but all gradients are zero"
     roots = len(result.roots)
     more = f"{result.echoes} more finding{'s follow' if result.echoes > 1 else ' follows'}"
     follow = f" ({more} from {'them' if roots > 1 else 'it'})" if result.echoes else ""
-    return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}{beside}"
+    return f"DIFFERENT: {sides}, {roots} root{'s' * (roots != 1)}{follow}{_limits(result)}"
 
 
-def _uncompared(result: Result) -> str:
-    """Tells the state that was compared with nothing, of either side."""
-    names = result.uncompared
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"; compared with nothing: {', '.join(names[:2])}{more}" if names else ""
+def _limits(result: Result) -> str:
+    """Tells what stands beside a verdict, what was guessed, and what was compared with nothing."""
+    found = list(dict.fromkeys(root.entry for root in result.beside))
+    said = [f"beside: {name}" for name in found]
+    for side, about in (("reference", result.reference), ("port", result.port)):
+        if about.get("refused"):
+            said.append(f"the {side} refuses float64 and ran in its own precision")
+    if drawn := sum(len(root.names) for root in result.initial):
+        said.append(f"initial values differ ({drawn})")
+    for word, names_of in (("weights in another order", result.shuffled),
+                           ("paired by names alone", result.guessed)):  # fmt: skip
+        if names_of:
+            said.append(f"{word} ({len(names_of)}): {list_some(names_of)}")
+    if names_of := result.uncompared:
+        more = f" and {len(names_of) - 2} more" if len(names_of) > 2 else ""
+        said.append(f"not compared: {', '.join(names_of[:2])}{more}")
+    return "".join(f"; {each}" for each in said)
 
 
 def _random(result: Result) -> str:
@@ -150,7 +164,8 @@ def outcome(rung: Stage) -> str:
     total, different = len(rung.findings), len(rung.spots)
     if rung.number == "1":
         return f"{total - different} of {total} paired"
-    return f"{different} of {total} different" if different else f"{total} equal"
+    excused = f" ({len(rung.excused)} excused)" if rung.excused else ""
+    return f"{different} of {total} different{excused}" if different else f"{total} equal{excused}"
 
 
 def _of_rung(rung: Stage) -> str:
@@ -172,7 +187,11 @@ def to_json(result: Result) -> dict[str, Any]:
         "accepted": [_root_json(root) for root in result.accepted],
         "beside": [_root_json(root) for root in result.beside],
         "initial_values": [_root_json(root) for root in result.initial],
+        "excused": [{"excuse": each.name, "findings": len(each.spots),
+                     "residual": _number(each.residual), "bound": _number(each.bound)}
+                    for each in result.excused],
         "echoes": result.echoes, "uncompared": result.uncompared, "reordered": result.shuffled,
+        "guessed": result.guessed, "undecided": result.undecided, "updates": result.updates,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],

@@ -74,6 +74,11 @@ class Stage(Outcome):
         return [found for found in self.findings if isinstance(found, Spot)]
 
     @property
+    def worst(self) -> Finding:
+        """Returns the deciding finding of those that no excuse has mended."""
+        return Outcome([found for found in self.findings if found not in self.excused]).worst
+
+    @property
     def spots(self) -> list[Spot]:
         """Those that no excuse has mended."""
         return [spot for spot in self.every_spot if spot not in self.excused]

@@ -41,9 +41,7 @@ TOGETHER, MOST_JOINTLY = 24, 400  # layouts of one of them; of all together
 FAILURES = 2  # of such guesses, after which none is tried any more
 GROUPS = 60  # of operations whose tensors may be joined in one
 FITTING = 24  # tensors for one operation that are tried in turn
-RETURNS = (
-    400  # to an earlier choice, until a later value agrees: 5 tensors of one use have 120 orders
-)
+RETURNS = 100  # to an earlier choice, until a later value agrees
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
 PRODUCT = re.compile("conv|mm|dot|matmul|attention|softmax")
 OPEN = -1  # an element of the port that has no partner

@@ -1,6 +1,6 @@
 """A mapping: its entries, how one is made, and what is left of both sides."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.check import names
 from lockstep.check.layout import Entry, Piece, Shape, fitting_permutations
@@ -14,7 +14,6 @@ class Mapping:
     only_port: list[str]
     notes: list[str]
     sides: tuple[Tensors, Tensors]
-    undecided: list[str] = field(default_factory=list)  # neither values nor paths tell partners
 
     @property
     def by_path(self) -> set[str]:
