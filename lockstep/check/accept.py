@@ -8,7 +8,7 @@ from lockstep.check import names
 from lockstep.check.roots.locate import Root
 from lockstep.errors import UserError
 
-WITHOUT_SIZE = ("mapping", "initial values")  # directions, which stand for a cause
+WITHOUT_SIZE = ("mapping", "initial values", "outputs")  # directions, which stand for a cause
 
 
 @dataclass(frozen=True)

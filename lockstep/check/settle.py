@@ -107,7 +107,7 @@ def _end(spot: Spot) -> Root:
     """Makes the root of a program that ends earlier than the other."""
     root = root_of(spot.rung, f"optimizer: {spot.where}", "update", [spot])
     root.names = ["optimizer", spot.where]
-    root.entry, root.cause = "training ends", f"{spot.where}: {spot.detail}"
+    root.cause = f"{spot.where}: {spot.detail}"
     root.remedy = "let both train as long"
     return root
 
