@@ -151,7 +151,7 @@ def run(
         echoes, roots = sum(len(stage.spots) for stage in stages.values()), []
     compared = reference.about.get("forward") or notes.has_gradients(reference)
     shown = reference.about["repeats"] and compared
-    unshown = notes.undetermined(reference, found)
+    unshown = notes.undetermined(reference, port, trial, found)
     undecided = notes.undecided(unshown, found)
     agrees = "equal" if shown and not undecided else "incomplete"
     verdict = "different" if roots else agrees

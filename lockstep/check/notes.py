@@ -15,7 +15,10 @@ from lockstep.check.rungs import Stage, changed_state, labels_of
 from lockstep.check.sides.modules import Calls, module_of, shapes_of_other_sizes
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
+from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM
+
+SHOWN = 1e-9  # relative: more than rounding makes of a loss
 
 
 def of(
@@ -192,17 +195,32 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     return found
 
 
-def undetermined(reference: Trace, mapping: Mapping) -> list[Entry]:
-    """Lists the parameters that these batches do not determine, for they get no gradient, or one
-    that is nothing beside the others; and that names alone have paired, not their own path."""
+def undetermined(reference: Trace, port: Port, trial: Trial, mapping: Mapping) -> list[Entry]:
+    """Lists the parameters that these batches do not determine, and that names alone have paired,
+    not their own path: they get no gradient, or one that is nothing beside the others, and another
+    value of theirs changes neither the loss nor what the model gives."""
     grads = [reference.group(kind) for kind in ("grad", "sum")]
     sizes = [{name: float(np.linalg.norm(x)) for name, x in each.items()} for each in grads]
     least = [NORM.bound * max(each.values(), default=0.0) for each in sizes]
     by_path = mapping.by_path
-    return [e for e in mapping.entries
-            if e.reference.name in sizes[0] and not (e.given or e.port.name in by_path)
-            and all(e.reference.name in each and each[e.reference.name] <= bound
-                    for each, bound in zip(sizes, least))]  # fmt: skip
+    found = [e for e in mapping.entries
+             if e.reference.name in sizes[0] and not (e.given or e.port.name in by_path)
+             and all(e.reference.name in each and each[e.reference.name] <= bound
+                     for each, bound in zip(sizes, least))]  # fmt: skip
+    if not (found and port.isolates) or not _shows(port, trial, found):
+        return found
+    return [entry for entry in found if not _shows(port, trial, [entry])]
+
+
+def _shows(port: Port, trial: Trial, entries: list[Entry]) -> bool:
+    """Says if a run shows other values of some tensors, such as of a frozen copy."""
+    draw = np.random.default_rng(0)
+    moved = {n: trial.weights[n] + draw.normal(size=trial.weights[n].shape)
+             for n in {e.port.name for e in entries}}  # fmt: skip
+    plain, ran = trial.free, port.run({**trial.weights, **moved})
+    pairs = [(np.array([plain.loss]), np.array([ran.loss]))]
+    pairs += [(x, ran.outputs[key]) for key, x in plain.outputs.items() if key in ran.outputs]
+    return any(not norm_gap(b, a) <= SHOWN for a, b in pairs)
 
 
 def undecided(entries: list[Entry], mapping: Mapping) -> list[str]:
@@ -217,6 +235,7 @@ def undecided(entries: list[Entry], mapping: Mapping) -> list[str]:
     found = set[str]()
     for a, b in combinations(entries, 2):
         one_shape = (a.shape, a.port_shape) == (b.shape, b.port_shape)
+        one_shape &= a.port.name != b.port.name and a.reference.name != b.reference.name
         as_paired = sorted([alike(a, a), alike(b, b)])
         if one_shape and as_paired == sorted([alike(a, b), alike(b, a)]):
             found |= {str(a.reference), str(b.reference)}

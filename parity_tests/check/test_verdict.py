@@ -59,8 +59,12 @@ def check_plain(*changes: tuple[str, str], **options: Any) -> check.Result:
 def test_each_finding_has_a_fate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward root, its echoes, and no finding else."""
     seen: list[dict[Spot, settle.Fate]] = []
-    former = settle.settle
-    monkeypatch.setattr(check, "settle", lambda *given: seen.append(former(*given)) or seen[-1])
+
+    def keeps(*given: Any) -> dict[Spot, settle.Fate]:
+        seen.append(settle.settle(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(check, "settle", keeps)
     (root,) = check_plain(SLOPE).roots
     kinds = {spot: fate.kind for spot, fate in seen[0].items()}
     assert {kinds[spot] for spot in root.spots} == {ROOT}
