@@ -224,7 +224,8 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
             side.begin(weights)
         return {"lacks": missing}, {}
     if ask == "alone":
-        moved, ended = recording.alone(side, weights, wire.group(arrays, "grad"), header["steps"])
+        given = wire.group(arrays, "grad"), header["steps"], header.get("names", ())
+        moved, ended = recording.alone(side, weights, *given)
         told = {"widened_state": side.widened_state, "scales": side.scales, "ended": ended}
         return told, moved
     if ask == "kept":

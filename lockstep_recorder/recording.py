@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -226,14 +226,17 @@ def _feed(
             return
 
 
-def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> tuple[Arrays, str]:
+def alone(
+    side: Any, weights: Arrays, grads: Arrays, steps: int, also: Sequence[str] = ()
+) -> tuple[Arrays, str]:
     """Takes many steps of an optimizer, always from the same weights and with `factor_of` the same
     gradients: what changes is its state and its schedule.
 
     Returns:
         By step, of what it moves a tensor by: `varied/N`, the 2-norm; `along/N` and `toward/N`, its
-        inner products with the gradient and with the weights, which tell its direction. And why it
-        took fewer steps: what the program raises behind the end of a table of rates, or "".
+        inner products with the gradient and with the weights, which tell its direction. At the
+        end: `left/N`, the buffers, and `kept left/NAME`, see `kept_values`. And why it took fewer
+        steps: what the program raises behind the end of a table of rates, or "".
     """
     take_step = side.begin_alone(weights, grads)
     moved: list[Any] = []
@@ -247,7 +250,8 @@ def alone(side: Any, weights: Arrays, grads: Arrays, steps: int) -> tuple[Arrays
             ended = str(error)
             break
     rows = np.array(moved)
-    return {f"{kind}/{name}": rows[:, at, column] for at, name in enumerate(grads) if moved
+    left = prefixed("left", side.buffers()) | prefixed("kept left", side.kept_values(also))
+    return left | {f"{kind}/{name}": rows[:, at, column] for at, name in enumerate(grads) if moved
             for column, kind in enumerate(VARIED)}, ended  # fmt: skip
 
 

@@ -217,6 +217,10 @@ class ProgramSide:
         made."""
         return {}
 
+    def buffers(self) -> Arrays:
+        """Returns the state that an update may change: that of a torch program."""
+        return {}
+
     def kept_values(self, also: Sequence[str] = ()) -> Arrays:
         """Returns the arrays of the variables that `update` has changed so far.
 

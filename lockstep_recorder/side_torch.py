@@ -300,6 +300,9 @@ class TorchSide(ProgramSide):
         return {n: tree.to_numpy(x).astype(float) - tree.to_numpy(self.counts[n])
                 for n, x in self.model.named_buffers() if n in self.counts}  # fmt: skip
 
+    def buffers(self) -> Arrays:
+        return {n: tree.to_numpy(x) for n, x in self.model.named_buffers() if is_float(x)}
+
     def kept_values(self, also: Sequence[str] = ()) -> Arrays:
         known = vars(self.user.module)
         found = {name: known[name] for name in {*self.kept, *also} & known.keys()}

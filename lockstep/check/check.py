@@ -31,6 +31,7 @@ from lockstep.check.roots.locate import (
 from lockstep.check.rungs import Bounds, Spot, Stage
 from lockstep.check.settle import (
     ECHO,
+    FOLLOWS,
     INSIDE,
     Fate,
     complete,
@@ -39,11 +40,10 @@ from lockstep.check.settle import (
     require_settled,
     settle,
 )
-from lockstep.check.sides.modules import Calls
+from lockstep.check.sides.modules import Calls, module_of
 from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace
 from lockstep.check.written import compare_as_written, compare_dropout
-from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep.worker import Say, silent
 from lockstep_recorder.noise import STATISTICS, is_statistic
@@ -174,6 +174,7 @@ def run(
     forward_alone = bool(reference.about.get("forward"))
     uncompared = notes.unmatched_state(reference, trial, entries) if forward_alone else []
     uncompared += notes.untied(entries, [*stages.values()]) + outputs.lacks + lacks
+    uncompared += notes.kept_alone(reference, port)
     uncompared += compare_dropout(reference.about, port.facts, calls, trial.free.calls)
     return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused,
                   found, trial.pairing.calls, partnerless, reference.about, port.facts, limits,
@@ -273,21 +274,27 @@ def _judge_beside(
 
 
 def compare_batches(evidence: causes.Evidence, accepted: list[Root]) -> list[Root]:
-    """Feeds the port the reference's values of each batch behind the first; returns the roots of
-    what is then wrong at other places than those accepted."""
+    """Feeds the port the reference's values of each batch; returns the root of what is then wrong
+    at other places than those accepted, of a gradient if it is so by more than what follows."""
     reference, port, pairing = evidence.reference, evidence.port, evidence.trial.pairing
     assert evidence.again
     program, spec = evidence.again(), reference.about["batch"]
     weights = prefixed("weights", reference.weights)
     program.ask("widen", weights | prefixed("batch", reference.group("batch/0")), batch=spec)
     places = {spot.where for root in accepted for spot in root.spots}
-    for step in range(1, len(reference.about["accumulated"])):
+    most = FOLLOWS * max(root.largest.figure for root in accepted if root.direction != "mapping")
+    for step in range(len(reference.about["accumulated"])):
         given = weights | prefixed("batch", reference.group(f"batch/{step}"))
         told, seen = program.ask("run", given, batch=spec)
-        calls = replace(evidence.calls, arrays=seen)
+        calls, bounds = replace(evidence.calls, arrays=seen), Bounds(reference)
         ran = port.run(evidence.trial.weights, forced=pairing.forced(calls), step=step)
-        stage = rungs.activations("5", "", pairing, calls, ran, told["loss"], Bounds(reference), [])
-        wrong = [spot for spot in stage.spots if spot.where not in places]
+        measured = [rungs.activations("2i", "", pairing, calls, ran, told["loss"], bounds, [],
+                                      masks=masks) for masks in (True, False)]  # fmt: skip
+        gradients = rungs.gradients("3i", "", pairing, evidence.entries,
+                                    Trace(reference.about, seen), calls, ran, bounds)  # fmt: skip
+        whole = [spot for spot in measured[1].spots if module_of(spot.where) == "(root)"]
+        wrong = [spot for spot in [*measured[0].spots, *whole] if spot.where not in places]
+        wrong += [spot for spot in gradients.spots if not spot.figure <= most]
         if wrong:
             batch = f"{rungs.BATCH}{step}"
             spot = replace(wrong[0], where=batch, rule="loss")
@@ -406,7 +413,7 @@ def _drop_constants(found: Mapping, reference: Trace, port: Port) -> None:
         if entry.reference.name in state:
             continue
         ours = entry.to_reference(entry.port.take(port.initial))
-        if not norm_gap(ours, entry.reference.take(reference.weights)) <= ROUNDED:
+        if not np.allclose(ours, entry.reference.take(reference.weights), rtol=ROUNDED, atol=0):
             found.entries.remove(entry)
             found.notes.append(f"the buffers {entry.port} and {entry.reference} have other values: "
                                "each side keeps its own; --map pairs them")  # fmt: skip

@@ -190,9 +190,15 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
         if len(labels_of(reference)) == 1:
             found.append("the reference is large: its optimizer was fed gradients of one scale; a "
                          "clip or an epsilon that others show is not compared")  # fmt: skip
-    if kept := reference.about.get("kept", []):
-        found.append(f"update keeps {', '.join(kept[:4])}, which is not compared")
     return found
+
+
+def kept_alone(reference: Trace, port: Port) -> list[str]:
+    """Lists the variables that the reference's `update` changes, such as averaged weights, and that
+    the port does not have."""
+    names_of = reference.about.get("kept", [])
+    ours = {name.partition("/")[0] for name in port.kept()} if names_of else set()
+    return [f"{name}, which update keeps" for name in names_of if name not in ours]
 
 
 def undetermined(reference: Trace, port: Port, trial: Trial, mapping: Mapping) -> list[Entry]:

@@ -9,7 +9,7 @@ from lockstep.check import rungs
 from lockstep.check.following.tapes import Known, LiveTape, RecordedTape
 from lockstep.check.layout import axes_between, usual_orders
 from lockstep.check.prove import Trial
-from lockstep.check.rungs import Bounds, Stage
+from lockstep.check.rungs import Bounds, Stage, gap_beside_fill
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
@@ -99,10 +99,18 @@ def _by_step(found: Arrays, first: Arrays) -> list[Arrays]:
 
 
 def _pair(ours: Arrays, theirs: Arrays, trial: Trial) -> dict[str, str]:
-    """Maps the reference's outputs to the port's: by name, by their calls, by size in order."""
+    """Maps the reference's outputs to the port's: those of `outputs` and of the model by their
+    places, others by their calls, the rest by size in order."""
     paired = {r: p for slots in trial.pairing.slots.values() for p, r in slots.items()}
-    found = {key: key for key in theirs if key in ours and key.startswith("given/")}
-    found |= {r: paired[r] for r in theirs if paired.get(r) in ours}
+    found = {r: paired[r] for r in theirs if paired.get(r) in ours}
+    found |= {key: key for key in theirs if key in ours
+              and (key.startswith("given/") or (_call(key) == "(root)"
+                   and ours[key].size == theirs[key].size))}  # fmt: skip
+    taken: set[str] = set()
+    for r, p in sorted(found.items(), key=lambda pair: pair[0] != pair[1]):
+        if p in taken:
+            del found[r]
+        taken.add(p)
     for is_like in (lambda a, b: np.array_equal(a, b), lambda a, b: a.size == b.size):
         for r in [r for r in theirs if r not in found]:
             free = (p for p in ours if p not in found.values() and is_like(ours[p], theirs[r])
@@ -121,11 +129,11 @@ def _add(
     bound: float,
 ) -> None:  # fmt: skip
     ours = turned(ours, theirs)
-    figure, detail = norm_gap(ours, theirs), ""
+    figure, detail = gap_beside_fill(ours, theirs), ""
     arrives = reference.arrays.get(f"d{key}")
     if not figure <= bound and step == 0 and arrives is not None and ours.shape == theirs.shape:
         seen = arrives != 0
-        if norm_gap(ours[seen], theirs[seen]) <= bound:
+        if gap_beside_fill(ours[seen], theirs[seen]) <= bound:
             made.unseen, detail = True, f"{UNSEEN}: {_places(ours, theirs, bound)}"
     made.stage.add("result", f"{_name(key)} of batch {step}", figure, bound, key, ours, theirs,
                    detail)  # fmt: skip

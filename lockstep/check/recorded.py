@@ -81,6 +81,8 @@ class RecordedPort(Port):
         self.facts |= {"ended": self._steps.about.get("ended", "")}
         moved = {f"{kind}/{name}": x[:steps] for kind in VARIED
                  for name, x in self._steps.group(kind).items()}  # fmt: skip
+        moved |= {n: x for n, x in self.recorded.arrays.items()
+                  if n.startswith(("left/", "kept left/"))}  # fmt: skip
         return Trace({}, moved)
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:

@@ -1,5 +1,6 @@
 """Comparisons of each rung, and what they find."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,9 @@ from lockstep_recorder.noise import STATISTICS
 from lockstep_recorder.recording import VARIED
 
 SMALL = "below 1e-12 of the largest gradient"
+BATCHES_COUNTED = "num_batches_tracked"  # which nothing reads where a momentum is given
 OWN = "own update"  # of a tensor of which one side alone has a gradient, which each was fed
+HUGE = 1e6  # times the median of an array
 TWICE = 2  # a port's noise beside its reference's, as the ladder allows twins
 ENDS = ("1", "2", "3", "4", "4i", "5", "6", "8")
 BATCH = "loss of batch "  # and its number
@@ -138,7 +141,8 @@ def activations(
             rung.add(what, r, figure, bound, p, a, b)
     for name, ours, theirs, entry in states:
         bound = bounds.of(f"state/{entry.reference.name}", f"state/{entry.port.name}")
-        rung.add("state", name, norm_gap(ours, theirs), bound, str(entry.port), ours, theirs)
+        gap = gap_beside_fill(ours, theirs)
+        rung.add("state", name, gap, bound, str(entry.port), ours, theirs)
     a, b = np.array([ran.loss]), np.array([reference_loss])
     rung.add("loss", "loss", norm_gap(a, b), bounds.of("loss", "loss"), "loss", a, b)
     return rung
@@ -300,12 +304,41 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
         rule = OWN if p in port.own else "update"
         rung.add(rule, f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
+    for name, x, y, p in _left(moved, reference, entries, port):
+        rung.add("state", f"{name}, after {steps} steps", gap_beside_fill(x, y), bound, p, x, y)
+    for name in _left_alone(moved, reference, entries, port):
+        rung.add("state", name, np.inf, 0.0)
     if taken != steps:
         side, why = (("port", port.facts.get("ended")) if taken < steps
                      else ("reference", reference.about["ended"]))  # fmt: skip
         rung.add("end", f"the {side} ends at update {min(taken, steps) + 1}", np.inf, 0.0,
                  detail=str(why))  # fmt: skip
     return rung
+
+
+def _left(
+    moved: Trace, reference: Trace, entries: list[Entry], port: Port
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
+    """Yields what many updates left in state that they change: buffers, and the arrays of variables
+    that both sides have."""
+    ours, theirs = moved.group("left"), reference.group("left")
+    before = port.weights(reference.weights)
+    changed = {*changed_state(theirs, reference.weights)}, {*changed_state(ours, before)}
+    buffers = [e for e in entries if e.reference.name in changed[0] or e.port.name in changed[1]]
+    for name, x, y, entry in by_piece(buffers, {**before, **ours}, {**reference.weights, **theirs}):
+        yield name, x, y, str(entry.port)
+    kept = moved.group("kept left"), reference.group("kept left")
+    for name in sorted(kept[0].keys() & kept[1].keys()):
+        yield f"{name} that update keeps", kept[0][name], kept[1][name], name
+
+
+def _left_alone(moved: Trace, reference: Trace, entries: list[Entry], port: Port) -> list[str]:
+    """Lists the state that one side's updates change and that has no partner."""
+    sides = (("reference", reference, reference.weights),
+             ("port", moved, port.weights(reference.weights)))  # fmt: skip
+    return [f"{side}'s {name}" for side, trace, before in sides
+            for name in changed_state(trace.group("left"), before)
+            if not any(getattr(entry, side).name == name for entry in entries)]  # fmt: skip
 
 
 def _moved_together(moved: Trace, tensors: list[str], steps: int) -> np.ndarray:
@@ -399,13 +432,36 @@ def accumulation(
     _add_gradients(rung, found.group("sum"), "sum", reference, entries, bounds)
     for name, x, y, entry in states(entries, found.group("carried"), weights, reference, "carried"):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
-        rung.add("state", name, norm_gap(x, y), bound, str(entry.port), x, y)
-    theirs, mine = reference.group("counted"), found.group("counted")
-    partners = {path: name for name, path in names.exact_paths([*mine]).items()}
-    for name, path in names.exact_paths([*theirs]).items():
-        if p := partners.get(path):
-            rung.add("state", name, norm_gap(mine[p], theirs[name]), 0.0, p, mine[p], theirs[name])
+        rung.add("state", name, gap_beside_fill(x, y), bound, str(entry.port), x, y)
+    for name, p, x, y in counters(found.group("counted"), reference.group("counted")):
+        rung.add("state", name, norm_gap(x, y), 0.0, p, x, y)
     return rung, found.group("output")
+
+
+def counters(ours: Arrays, theirs: Arrays) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
+    """Pairs what both sides count, (reference's name, port's, ours, theirs): by their paths, or if
+    one of each side that changes is left, these. torch's own count of batches is none."""
+    ours, theirs = ({name: x for name, x in side.items() if not name.endswith(BATCHES_COUNTED)}
+                    for side in (ours, theirs))  # fmt: skip
+    partners = {path: name for name, path in names.exact_paths([*ours]).items()}
+    pairs = {name: partners[path] for name, path in names.exact_paths([*theirs]).items()
+             if path in partners}  # fmt: skip
+    left = [name for name in theirs if name not in pairs]
+    free = [name for name in ours if name not in pairs.values()]
+    if len(left) == len(free) == 1 and theirs[left[0]].shape == ours[free[0]].shape:
+        pairs[left[0]] = free[0]
+    return [(name, p, ours[p], theirs[name]) for name, p in pairs.items()]
+
+
+def gap_beside_fill(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Returns the gap of two arrays, of which a huge number that both have, such as the -1e30 of
+    a mask, is left out: beside it no difference of the others would show."""
+    if ours.shape == theirs.shape and theirs.size:
+        usual = np.median(np.abs(theirs))
+        kept = ~((ours == theirs) & (np.abs(theirs) > HUGE * usual)) if usual else ours != theirs
+        if kept.any():
+            ours, theirs = ours[kept], theirs[kept]
+    return norm_gap(ours, theirs)
 
 
 def states(

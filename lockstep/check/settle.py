@@ -24,6 +24,7 @@ CAUSED_BY = {
     ("3", "gradient"): {"forward", "backward", "mapping"},
     ("4i", "update"): {"update", "mapping"},
     ("4i", "state"): {"update", "mapping"},
+    ("4", "state"): {"update", "mapping"},
     ("4", "update"): {"update", "mapping"},
     ("4i", OWN): {"forward", "backward", "mapping", "update"},
     ("4", OWN): {"forward", "backward", "mapping", "update"},

@@ -1103,6 +1103,60 @@ GRADIENTS: tuple[Row, ...] = (
 )  # fmt: skip
 
 
+# Found by an attack on the verdict that is made of ends -------------------------------------------
+FILLED = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("fill", torch.tensor([1e7, 1.0]))
+        self.register_buffer("average", torch.tensor([1e15] + [0.0] * 8))
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        with torch.no_grad():
+            self.average[1:] = 0.9 * self.average[1:] + 0.1 * h.mean(0)
+        y = self.b(h * self.fill[1])
+        return y.masked_fill(torch.arange(3) == 2, -1e30), self.a(x)
+"""
+    + BATCH.replace('model(batch["x"])', 'model(batch["x"])[0][:3, :2]').replace(
+        'batch["y"]', 'batch["y"][:3, :2]'
+    )
+)
+UPDATED = (
+    PLAIN
+    + SGD
+    + """
+
+AVERAGE = {}
+
+
+def update(model, opt, step):
+    opt.step()
+    for name, p in model.named_parameters():
+        AVERAGE[name] = 0.9 * AVERAGE.get(name, p.detach()) + 0.1 * p.detach()
+"""
+)
+ATTACKS: tuple[Row, ...] = (
+    Row("filled, rightly", FILLED, verdict=EQUAL, was=EQUAL),
+    Row("a small element of a constant", FILLED, (("[1e7, 1.0]", "[1e7, 0.5]"),), was=EQUAL),
+    Row("an average beside a large element", FILLED, (("0.1 * h.mean(0)", "0.2 * h.mean(0)"),),
+        was=EQUAL),
+    Row("rows beside what fills a mask", FILLED,
+        (("        return y.m", "        y = torch.cat([y[:3], y[3:] + 0.5])\n        return y.m"),),
+        was=EQUAL),
+    Row("what update keeps, rightly", UPDATED, verdict=EQUAL, was=EQUAL),
+    Row("what update keeps is another later", UPDATED,
+        (("0.9 * AVERAGE", "(0.9 if step < 3 else 0.99) * AVERAGE"),), was=EQUAL),
+    Row("a buffer that update moves otherwise later", KEPT,
+        (("bias, 0.1)", "bias, 0.1 if step < 3 else 0.01)"),), was=EQUAL),
+    Row("a counter of another name", COUNTED, (("self.seen_n += 1", "self.seen_n += 2"),),
+        port=COUNTED.replace("count", "seen_n"), was=EQUAL),
+)  # fmt: skip
+
+
 # In the programs' own precision -------------------------------------------------------------------
 # Where it stood: `rungs.Bounds` took the noise of the noisier program, also where that is the port.
 IN_BETWEEN = "h.bfloat16().to(h.dtype)"
@@ -1216,4 +1270,5 @@ IN_JAX: tuple[Row, ...] = (
 KINDS = {
     "exchanged": NAMES, "turned": TURNED, "later": LATER, "float32": FLOATS, "accepted": BESIDE,
     "unseen": UNSEEN, "one side": ONE_SIDE, "state": STATE, "small": GRADIENTS,
+    "attack": ATTACKS,
 }  # fmt: skip

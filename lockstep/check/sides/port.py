@@ -105,7 +105,8 @@ class Port:
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         """Returns for each tensor what each of many steps moves it by, see `recording.alone`."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))
-        header, moved = self.program.ask("alone", given, steps=steps, mends=self.mends)
+        header, moved = self.program.ask("alone", given, steps=steps, mends=self.mends,
+                                         names=self.reference.about.get("kept", []))  # fmt: skip
         self.facts |= header
         return Trace(header, moved)
 
