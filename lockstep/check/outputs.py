@@ -67,8 +67,9 @@ def compare_outputs(
             for step in range(min(len(ours), len(theirs))):
                 if partner in ours[step] and key in theirs[step]:
                     y, other = ours[step][partner], theirs[step][key]
-                    least = bounds.of(f"output/0/{key}", f"output/0/{partner}")
-                    _add(made, reference, key, step, y, other, least)
+                    of = "" if reference.about.get("forward") else "output/0/"  # as noise has it
+                    _add(made, reference, key, step, y, other,
+                         bounds.of(f"{of}{key}", f"{of}{partner}"))  # fmt: skip
             continue
         found = sought.find(x, reference.arrays.get(f"d{key}"), bound)
         if found is None and shown and key in ours[0].keys() - partners.values():

@@ -86,7 +86,11 @@ def _roots_of(number: str, left: list[Spot], calls: Calls) -> list[Root]:
     if not left:
         return made
     if number in ("4", "4i"):
-        return made + group_updates(left, names.numbers_of_no_layer(calls.kinds))
+        states = [spot for spot in left if spot.rule == "state"]
+        moved = [spot for spot in left if spot.rule != "state"]
+        made += group_updates(moved, names.numbers_of_no_layer(calls.kinds))
+        places = list_some([spot.where for spot in states])
+        return [*made, *([root_of(number, places, "update", states)] if states else [])]
     if number == "6":
         unseen = next((spot.detail for spot in left if spot.detail.startswith(UNSEEN)), "")
         root = root_of("6", "outputs", "outputs", left)
@@ -133,12 +137,17 @@ def left_of_accepted(
             return spot.where not in {other.where for other in stages[number].spots}
         return mended and spot.rule in ("curve", "result", "loss", "gradient")
 
+    batches = sum(found.rule == "loss" for found in stages["5"].findings)
+
     def is_left(spot: Spot) -> bool:
         causes = [root for root in accepted if may_cause(root, spot)]
         figures = [root.largest.figure for root in causes if root.direction != "mapping"]
         if figures and is_mended(spot):
             return False
-        return not relative_gap(spot) <= FOLLOWS * max(figures, default=0.0)
+        own = spot.rule == "state" and any(spot.where in root.names for root in causes)
+        # Each batch adds as much to a state, of which it leaves less than there was.
+        most = max(FOLLOWS, 2 * batches) if own else FOLLOWS
+        return not relative_gap(spot) <= most * max(figures, default=0.0)
 
     kept = []
     for stage in stages.values():
