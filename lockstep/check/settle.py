@@ -89,8 +89,8 @@ def _roots_of(number: str, left: list[Spot], calls: Calls) -> list[Root]:
         states = [spot for spot in left if spot.rule == "state"]
         moved = [spot for spot in left if spot.rule != "state"]
         made += group_updates(moved, names.numbers_of_no_layer(calls.kinds))
-        places = list_some([spot.where for spot in states])
-        return [*made, *([root_of(number, places, "update", states)] if states else [])]
+        kept = list_some([spot.where for spot in states])
+        return [*made, *([root_of(number, kept, "update", states)] if states else [])]
     if number == "6":
         unseen = next((spot.detail for spot in left if spot.detail.startswith(UNSEEN)), "")
         root = root_of("6", "outputs", "outputs", left)

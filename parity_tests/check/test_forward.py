@@ -113,7 +113,7 @@ def test_a_port_in_jax_is_fed_what_the_reference_had(
     port.write_text(text.replace("approximate=True", "approximate=False"))
     assert run("check", ROOT / "examples" / "gpt" / "gpt_torch.py", port, "--forward") == FAILED
     said = capsys.readouterr().out
-    assert said.startswith("DIFFERENT: jax port of gpt_torch.py, forward pass only, 1 root (")
+    assert said.startswith("DIFFERENT: jax port of gpt_torch.py, forward pass only, 1 root")
     assert "\n1 between h.*.mlp.c_fc and h.*.mlp.c_proj, forward, all layers: " in said
 
 
