@@ -30,6 +30,7 @@ def functions(config: Config) -> dict[str, Callable[..., Any]]:
 
     def update(model: GPT, optimizer: Any, number: int) -> None:
         trainer.clip()
-        trainer.update(float(trainer.rates[number]))
+        last = len(trainer.rates) - 1  # where JAX's index of its table ends, too
+        trainer.update(float(trainer.rates[min(number, last)]))
 
     return {"build": build, "loss": loss, "optimizer": optimizer, "update": update}
