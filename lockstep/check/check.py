@@ -171,9 +171,9 @@ def run(
     if follower.lacks and (found.only_reference or found.only_port):
         limits.append(f"names and shapes alone pair tensors: {follower.lacks}")
     roots = causes.merge_lines(roots)
-    guessed = (
-        notes.guessed(trial, found, follower) if roots else [str(e.reference) for e in unshown]
-    )
+    guessed = [str(e.reference) for e in unshown]
+    if roots and any(spot.rule == "loss" for spot in stages["2"].spots):  # else values prove it
+        guessed = notes.guessed(trial, found, follower)
     forward_alone = bool(reference.about.get("forward"))
     uncompared = notes.unmatched_state(reference, trial, entries) if forward_alone else []
     uncompared += notes.untied(entries, [*stages.values()]) + outputs.lacks + lacks
@@ -286,7 +286,8 @@ def compare_batches(evidence: causes.Evidence, accepted: list[Root]) -> list[Roo
     weights = prefixed("weights", reference.weights)
     program.ask("widen", weights | prefixed("batch", reference.group("batch/0")), batch=spec)
     places = {spot.where for root in accepted for spot in root.spots}
-    most = FOLLOWS * max(root.largest.figure for root in accepted if root.direction != "mapping")
+    figures = [root.largest.figure for root in accepted]
+    most = FOLLOWS * max(filter(math.isfinite, figures), default=0.0)
     for step in range(len(reference.about["accumulated"])):
         given = weights | prefixed("batch", reference.group(f"batch/{step}"))
         told, seen = program.ask("run", given, batch=spec)

@@ -20,7 +20,7 @@ from lockstep_recorder.recording import VARIED
 
 SMALL = "below 1e-12 of the largest gradient"
 BATCHES_COUNTED = "num_batches_tracked"  # which nothing reads where a momentum is given
-OWN = "own update"  # of a tensor of which one side alone has a gradient, which each was fed
+OWN = "own update"  # one side alone has a gradient, which its optimizer was fed, and may clip by
 HUGE = 1e6  # times the median of an array
 TWICE = 2  # a port's noise beside its reference's, as the ladder allows twins
 ENDS = ("1", "2", "3", "4", "4i", "5", "6", "8")
@@ -252,7 +252,7 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
                 size = float(np.linalg.norm(entry.reference.take(reference.weights)))
                 figure, bound = _update_gap(a, b, size, precision_of(port, reference))
                 where = f"{name}, {scale}, step {step}"
-                rule = OWN if entry.port.name in port.own else "update"
+                rule = OWN if port.own else "update"
                 rung.add(rule, where, figure, bound, str(entry.port), a, b, name)
         theirs, ours = reference.group("kept"), port.kept() if label == "1" else {}
         for name in sorted(theirs.keys() & ours.keys()):
@@ -302,7 +302,7 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
         first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
         found.append((first, tensors[0], partners[0], float(gaps.max()), a[0], b[0]))
     for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
-        rule = OWN if p in port.own else "update"
+        rule = OWN if port.own else "update"
         rung.add(rule, f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
     for name, x, y, p in _left(moved, reference, entries, port):
         rung.add("state", f"{name}, after {steps} steps", gap_beside_fill(x, y), bound, p, x, y)

@@ -141,7 +141,7 @@ def left_of_accepted(
 
     def is_left(spot: Spot) -> bool:
         causes = [root for root in accepted if may_cause(root, spot)]
-        figures = [root.largest.figure for root in causes if root.direction != "mapping"]
+        figures = [root.largest.figure for root in causes if np.isfinite(root.largest.figure)]
         if figures and is_mended(spot):
             return False
         own = spot.rule == "state" and any(spot.where in root.names for root in causes)

@@ -134,7 +134,10 @@ def test_what_update_keeps_and_how_far_it_was_seen_is_said(kept: str, made: str)
     text = f"{text}\n{made}"
     result = compare(text, text, curve=6, alone=50)
     assert result.verdict == "equal" and result.reference["kept"] == ["MEAN"]
-    assert "update keeps MEAN, which is not compared" in result.notes
+    findings = [found.where for rung in result.rungs for found in rung.findings]
+    assert any("MEAN" in where for where in findings) and not result.uncompared
+    alone = text.replace("MEAN", "OTHER")
+    assert compare(text, alone, curve=6).uncompared == ["MEAN, which update keeps"]
     assert any(
         "seen for 300 updates, and for 6 in the loss curves" in note for note in result.notes
     )
