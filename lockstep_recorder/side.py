@@ -21,8 +21,13 @@ LEAST_SIZE = 1e-3  # of a gradient beside that of all tensors: what is smaller i
 
 
 class Look(NamedTuple):
-    """What a look at a program in float64 finds: operations that make narrower floats of float64,
-    narrower floats that float64 is made of, and what the program raises."""
+    """Holds what one run of a program in float64 shows.
+
+    Attributes:
+        narrow: operations that make narrower floats of float64.
+        rounded: narrower floats that float64 is made of.
+        raised: the error with which the program refuses float64.
+    """
 
     narrow: list[str]
     rounded: list[str]

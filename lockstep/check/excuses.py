@@ -1,4 +1,4 @@
-"""What a right port may differ by: each excuse mends it, and what is left is measured.
+"""Excuses what a right port may differ by: mends it, and measures what is left.
 
 An excuse never asks what the cause of a difference may be. It does on one side what the other does,
 measures the ends again, and excuses what is then within the bound, as if nothing had been there.
@@ -34,7 +34,7 @@ Stages = dict[str, Stage]  # by number
 
 @dataclass
 class Excused:
-    """What was mended, and the largest figure that is left, with its bound.
+    """Holds what an excuse mended, and the largest figure that it leaves, with its bound.
 
     Attributes:
         spots: the differences without the mend.

@@ -27,7 +27,7 @@ CANDIDATES = 40  # of the port's values, the last of an output's size, that are 
 
 @dataclass
 class Outputs:
-    """What was compared.
+    """Holds the comparison of a model's outputs (rung 6).
 
     Attributes:
         lacks: the reference's outputs that were compared with nothing.

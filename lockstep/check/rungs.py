@@ -74,6 +74,7 @@ class Stage(Outcome):
 
     @property
     def every_spot(self) -> list[Spot]:
+        """Returns the differences, excused or not."""
         return [found for found in self.findings if isinstance(found, Spot)]
 
     @property
@@ -83,7 +84,7 @@ class Stage(Outcome):
 
     @property
     def spots(self) -> list[Spot]:
-        """Those that no excuse has mended."""
+        """Returns the differences that no excuse has mended."""
         return [spot for spot in self.every_spot if spot not in self.excused]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each finding: none is dropped, and the ends alone make the verdict.
+"""Gives each finding a fate: none is dropped, and the ends alone make the verdict.
 
 A finding is a root, an echo of a named root that may cause it, excused by a mend (`excuses`), or
 inside: a value between the ends, which locates a difference and is none while no end shows it.
@@ -40,7 +40,7 @@ FOLLOWS = 10  # times what is accepted, at most, that follows from it where it c
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a finding; `of` names its root or its excuse."""
+    """Says how the verdict counts a finding; `of` names its root or its excuse."""
 
     kind: str
     of: str = ""

@@ -1,4 +1,4 @@
-"""What a verdict is made of: every finding has a fate, and the headline says what limits it."""
+"""Tests that every finding has a fate, and that the headline says what limits a verdict."""
 
 from typing import Any
 
@@ -8,21 +8,9 @@ from lockstep.check import check, report, settle
 from lockstep.check.rungs import Spot
 from lockstep.check.settle import ECHO, EXCUSED, ROOT
 from parity_tests.check.inside import START, check_pair
+from parity_tests.check.unsound_programs import BATCH, SGD
 
-TAIL = """
-
-def loss(model, batch):
-    return (model(batch["x"]) - batch["y"]).square().mean()
-
-
-def batch(step):
-    draw = np.random.default_rng(step)
-    return {"x": draw.normal(size=(4, 6)), "y": draw.normal(size=(4, 3))}
-
-
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), lr=0.05)
-"""
+TAIL = BATCH + SGD
 PLAIN = (
     START
     + """

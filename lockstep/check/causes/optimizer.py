@@ -28,10 +28,10 @@ from lockstep.check.causes.solve import (
     find_rules,
     histories,
     misfit,
-    norm_of,
 )
 from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import changes, labels_of, largest_finite, whole_tensors
+from lockstep.check.sides.port import norm_of
 from lockstep.check.sides.trace import Trace
 from lockstep_recorder.recording import STEPS, factor_of
 

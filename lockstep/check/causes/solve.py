@@ -33,6 +33,7 @@ from lockstep.check.causes.rules import (
     some,
 )
 from lockstep.check.rungs import changes, labels_of
+from lockstep.check.sides.port import norm_of
 
 DECAYS = (0.0, 0.1, 0.01, 1e-3, 1e-4, 5e-4, 0.05)
 FEW = 4  # elements: a rate and a decay fit two of any rule
@@ -134,10 +135,6 @@ def sequence(
         few.reshape(len(at), n, -1) if n > 1 else None,
         norms.reshape(len(at), n) if n > 1 else None,
     )  # fmt: skip
-
-
-def norm_of(arrays: dict[str, np.ndarray]) -> float:
-    return float(np.sqrt(sum((x**2).sum() for x in arrays.values())))
 
 
 def find_rules(history: History, like: tuple[Rule, ...] = ()) -> list[Rule]:
