@@ -120,7 +120,7 @@ def _place(row: Row) -> Place | None:
     model, remat = row["config"]["model"], row["config"]["execution"]["remat"]
     name = _model((model["n_layer"], model["d_model"], model["context"]))
     policy = row["config"]["precision"]["policy"]
-    replaced = policy == "fp32" and row["about"]["attention"] == "triton"  # decision 84
+    replaced = policy == "fp32" and row["about"]["attention"] == "triton"  # now written out
     if not (name and program) or replaced:
         return None
     return Place(name, published.reported(row).name, policy, remat, program)

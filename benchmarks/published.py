@@ -167,7 +167,7 @@ def reported(row: Row) -> devices.Device:
 
 
 # Of rows on GPUs: measured since `--layers auto` is a loop for remat alone. Before, it was one from
-# 24 layers on (decision 105).
+# 24 layers on (docs/decisions/speed-and-compilers.md).
 UNROLLED = ("e3518494",)
 
 

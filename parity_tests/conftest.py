@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ |= MACHINES[name]
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        if not config.getoption("--full"):  # docs/decisions/0023
+        if not config.getoption("--full"):  # docs/decisions/housekeeping.md
             os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICKLY_COMPILED])
     if not hasattr(config, "workerinput"):  # xdist's workers are given their parent's variables
         _share_programs(fresh=config.getoption("--fresh-cache"))

@@ -34,8 +34,9 @@ def choose_attention(
     """How a module of these roles attends.
 
     cuDNN's kernel is for half precision on CUDA, and for some head dims, Triton's for TF32: it
-    multiplies float32 by FMAs and spills all its registers (docs/decisions/0084). Strict numerics
-    write attention out, with all that is masked; a CPU that was not told otherwise does, too.
+    multiplies float32 by FMAs and spills all its registers
+    (docs/decisions/speed-and-compilers.md). Strict numerics write attention out,
+    with all that is masked; a CPU that was not told otherwise does, too.
 
     Args:
         segments: whether a row has several, which do not see each other: Triton's takes none.

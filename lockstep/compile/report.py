@@ -12,7 +12,7 @@ from lockstep.config import Config
 GB = 1e9
 TOP = 10
 WORTH = 0.05  # of a peak: what a warning is worth
-SPILLS = 8_192  # bytes: products spill up to 1,300 or so; docs/decisions/0084 has 104,156
+SPILLS = 8_192  # bytes: products spill up to 1,300 or so; JAX's flash attention in float32 104,156
 
 
 def seconds(kernel: Kernel, target: Target) -> float | None:
@@ -63,8 +63,9 @@ def warnings(program: Program, config: Config, target: Target, wrong: list[str])
 def kept_by_cublas(program: Program, config: Config, target: Target) -> int:
     """Counts the bytes of logits that are kept on a device, where XLA takes cuBLAS for the head.
 
-    In this program the loss's gradient overwrites them (docs/decisions/0092). Here XLA takes cuBLAS
-    for the head only before Ampere, in float32, and under strict numerics.
+    In this program the loss's gradient overwrites them
+    (docs/decisions/speed-and-compilers.md). Here XLA takes cuBLAS for the head only
+    before Ampere, in float32, and under strict numerics.
     """
     precision = config.precision
     gpu = program.framework == "jax" and isinstance(target, Gpu)

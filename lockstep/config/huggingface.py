@@ -2,7 +2,7 @@
 
 GPT-2; and Llama, Mistral, Qwen2 and Qwen3, which differ in biases, norms of queries and keys, and
 defaults. What a config asks for and the twins have not is refused by name. transformers is not
-needed (decision 56).
+needed (decision 31).
 """
 
 import json

@@ -119,5 +119,5 @@ def envelope_cap(roles: Roles) -> float:
 LEAST_SHARE = 0.5
 
 # Steps that the envelope is taken ahead: in half precision a flip that every run meets sooner or
-# later, one of them meets first (docs/decisions/0013).
+# later, one of them meets first (docs/decisions/0009).
 LAG = 5

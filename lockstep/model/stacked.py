@@ -6,7 +6,9 @@ from typing import Any
 
 from lockstep.config import Config
 
-DEEP = 24  # from so many layers on they are scanned, if they are recomputed (decision 105)
+# From so many layers on they are scanned, if they are recomputed
+# (docs/decisions/speed-and-compilers.md).
+DEEP = 24
 STACKED = re.compile(r"blocks\.(?!\d)")
 
 

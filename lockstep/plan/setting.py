@@ -59,7 +59,9 @@ class Setting:
 
     @property
     def written_out(self) -> bool:
-        """Says if XLA has no fused attention: before Ampere, and in float32 (docs/decisions/0084).
+        """Says if XLA has no fused attention: before Ampere, and in float32.
+
+        The reason: docs/decisions/speed-and-compilers.md.
 
         It computes blocks of queries instead.
         """

@@ -56,7 +56,7 @@ class Heap:
 
         Where something small has settled at the edge of freed buffers, the next ones do not fit,
         and take as much again: without this a heap has five or six of each some steps later.
-        Decision 47.
+        See docs/decisions/speed-and-compilers.md.
         """
         if not self.keeps or not STATUS.exists():  # which a bare chroot has not
             return

@@ -112,7 +112,7 @@ print(found)
 
 
 def test_attention_in_float32_spills_and_in_tf32_does_not() -> None:
-    """Why it is written out under fp32: docs/decisions/0084."""
+    """Why it is written out under fp32: docs/decisions/speed-and-compilers.md."""
     assert run_alone(ABSENT + SPILLS) == "[False, True]"
 
 

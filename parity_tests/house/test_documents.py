@@ -1,6 +1,7 @@
 """The documents point only at what exists."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,16 @@ def missing(text: str, folder: Path) -> list[str]:
         found += [] if (ROOT / path).exists() else [path]
     for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text):
         found += [] if (folder / link).exists() else [link]
+    for link, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", text):
+        page = (folder / link).read_text() if link and (folder / link).exists() else text
+        found += [] if anchor in anchors(page) else [f"{link}#{anchor}"]
     return found
+
+
+def anchors(page: str) -> set[str]:
+    """Returns the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -60,9 +70,25 @@ def test_decisions_are_listed_by_their_titles() -> None:
         assert f"- {number}. [{title}]({record.name})\n" in index
 
 
+def test_cited_decisions_exist() -> None:
+    numbers = {int(path.name[:4]) for path in (ROOT / "docs" / "decisions").glob("0*.md")}
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.toml"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    for file in tracked:
+        if file == "CHANGELOG.md" or not (ROOT / file).exists():
+            continue
+        text = (ROOT / file).read_text()
+        cited = re.findall(r"[Dd]ecision (\d+)|decisions/(\d{4})", text)
+        assert {int(a or b) for a, b in cited} <= numbers, file
+        for page in re.findall(r"docs/decisions/([\w-]+\.md)", text):
+            assert (ROOT / "docs" / "decisions" / page).exists(), file
+
+
 def test_what_is_gone_is_seen() -> None:
     gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
-    assert len(missing(gone + ", `lockstep/none.py`, `none/`", ROOT)) == 6
+    assert len(missing(gone + ", `lockstep/none.py`, `none/`, [y](README.md#none)", ROOT)) == 7
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

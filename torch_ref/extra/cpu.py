@@ -1,11 +1,11 @@
 """Products and attention that are faster on some CPUs than torch's own.
 
 - float32 by oneDNN: torch asks MKL, which on a CPU that is not Intel's does without AVX-512
-  (decision 35);
+  (docs/decisions/speed-and-compilers.md);
 - half precision in float32: without units for it, torch's own kernels are several times slower
-  than those of float32 (decision 100);
+  than those of float32 (the same page);
 - attention in bfloat16 in blocks: torch's fused kernel multiplies without the units for bfloat16
-  (decision 35).
+  (docs/decisions/speed-and-compilers.md).
 """
 
 from collections.abc import Callable
