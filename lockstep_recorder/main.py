@@ -19,7 +19,7 @@ from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
 from lockstep_recorder.watch import Audit
 
-FORMAT = 2
+FORMAT = 3
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
 SERIES = ("losses", "envelope", "accumulated")  # null in JSON where a number is not finite
 

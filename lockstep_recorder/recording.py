@@ -21,6 +21,7 @@ SCALES = {"1": (1.0, 1.0, 1.0), "100": (100.0, 0.01, 100.0), "1e-6": (1e-6, 1e-6
 # Of an optimizer that accumulates: one scale for each update, and the steps in which all must end.
 CYCLES, MOST = (1e-6, 1e-6, 1.0, 100.0), 64
 GOLDEN = (5**0.5 - 1) / 2
+SPIKES = 8  # steps of the optimizer alone, of which the last but one has large gradients
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
 PIECE = 1 << 22  # elements of a tensor whose moments are taken at once
 VARIED = ("varied", "along", "toward")  # see `alone`
@@ -80,6 +81,9 @@ def record(
         about["noise"] = noise(side, weights, batches[:BATCHES])
     if side.forward:
         return {**about, "accumulated": []}, arrays
+    if side.precision == "float64":
+        spread = spread_of_gradients(side, weights, first, group(arrays, "grad"))
+        arrays.update(prefixed("spread", spread))
     compared = batches if sum(x.size for x in weights.values()) <= FEW else batches[:BATCHES]
     about["accumulated"], sums = accumulate(side, weights, compared)
     arrays.update(sums)
@@ -256,13 +260,28 @@ def alone(
 
 
 def factor_of(step: int) -> float:
-    """Returns what the gradients of an optimizer alone are multiplied by: 1 or 1/2, which no format
-    rounds.
+    """Returns what the gradients of an optimizer alone are multiplied by: 1 or 1/2, and sometimes
+    128, as a clip may see late in training. No format rounds these.
 
     The variance of equal gradients would be rounding error alone. The factors follow the Fibonacci
     word, which never repeats, so that sums of several gradients differ, too.
     """
+    if step % SPIKES == SPIKES - 2:
+        return 128.0
     return 1.0 if (step + 2) * GOLDEN % 1 < GOLDEN else 0.5
+
+
+def spread_of_gradients(side: Any, weights: Arrays, batch: Batch, grads: Arrays) -> Arrays:
+    """By tensor, in each place: how far a gradient moves at most where the program's weights are
+    nudged by an ulp and its sums moved as far as another order of adding moves them."""
+    found = {name: np.zeros_like(x) for name, x in grads.items()}
+    side.moves_sums = True
+    for seed in range(NUDGES):
+        moved = group(side.run(NudgedWeights(weights, seed, side.narrowest), *batch)[1], "grad")
+        for name, x in grads.items():
+            np.maximum(found[name], np.abs(moved[name] - x), out=found[name])
+    side.moves_sums = False
+    return found
 
 
 def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:

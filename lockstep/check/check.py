@@ -80,6 +80,8 @@ class Result:
     shuffled: list[str] = field(default_factory=list)  # tensors with rows in another order
     guessed: list[str] = field(default_factory=list)  # tensors that names alone have paired
     undecided: list[str] = field(default_factory=list)  # ... and might have paired otherwise
+    crossed: list[str] = field(default_factory=list)  # tensors that values pair against names
+    turned: list[str] = field(default_factory=list)  # outputs with their axes in another order
     updates: int = 0  # of the optimizer, that were compared
 
 
@@ -182,6 +184,7 @@ def run(
     return Result(verdict, [*stages.values()], roots, echoes, accepted, drawn, beside, excused,
                   found, trial.pairing.calls, partnerless, reference.about, port.facts, limits,
                   uncompared, notes.shuffled_tensors(entries), guessed, undecided,
+                  notes.crossed(found), outputs.turned,
                   notes.updates_seen(reference, [*stages.values()]))  # fmt: skip
 
 
@@ -240,7 +243,7 @@ def _excuse(
     clipped, mended = excuses.clip(stages, reference, port, entries, again)
     found = [clipped, excuses.frozen(stages, entries, port)]
     if rungs.precision_of(port, reference) == "float64" and port.isolates:
-        found.append(excuses.cancelling(stages, port, trial, entries))
+        found.append(excuses.cancelling(stages, reference, port, trial, entries))
     return [each for each in found if each], mended
 
 

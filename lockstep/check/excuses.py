@@ -19,7 +19,7 @@ from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
 from lockstep.check.prove import Trial
 from lockstep.check.roots.locate import Root, list_some
-from lockstep.check.rungs import SMALL, Spot, Stage
+from lockstep.check.rungs import SMALL, TWICE, Spot, Stage
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
@@ -68,33 +68,55 @@ def constants(reference: Trace, port: Port) -> list[Root]:
     return found
 
 
-def cancelling(stages: Stages, port: Port, trial: Trial, entries: list[Entry]) -> Excused | None:
-    """Judges gradients by the port's own rounding, where that is most of what they are: those that
-    are apart by little more than the bound, where no other gradient is further, for their terms
-    nearly cancel; and those below 1e-12 of the largest, if no digit of theirs is certain."""
+def cancelling(
+    stages: Stages, reference: Trace, port: Port, trial: Trial, entries: list[Entry]
+) -> Excused | None:
+    """Judges gradients by rounding, where that is most of what they are: those that are apart by
+    little more than the bound, where no other gradient is further, for their terms nearly cancel;
+    and those below 1e-12 of the largest, if no digit of theirs is certain.
+
+    What rounding makes is measured on both sides. The port's counts as far as it is no more than
+    twice the reference's: a port that alone loses digits is another program.
+    """
     found = [stages[number] for number in ("3", "3i", "5")]
     spots = [spot for rung in found for spot in rung.spots]
     small = [spot for spot in spots if spot.detail == SMALL]
     others = [spot for spot in spots if spot not in small]
-    excused = [s for s in small if s.where in _uncertain(port, trial, entries)] if small else []
+    theirs = _spread(reference, entries)
+    excused = []
+    if small:
+        uncertain = _uncertain(port, trial, entries)
+        excused += [s for s in small if s.where in uncertain and theirs[s.where] > UNCERTAIN]
     if others and all(s.rule == "gradient" and s.figure <= NEARLY * NORM.bound for s in others):
         noise = port.noise(trial.weights, 1)
         for spot in others:
-            own = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
+            ours = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
+            own = min(ours, TWICE * theirs.get(spot.where, 0.0))
             excused += [spot] if spot.figure <= NOISE.bound * own else []
     for rung in found:
         rung.excused += [spot for spot in excused if spot in rung.every_spot]
     if not excused:
         return None
     apart = sorted({f"{s.where} by {s.figure:.2g}" for s in excused if s not in small})
-    note = "gradients apart by no more than the port's own rounding: " + ", ".join(apart)
+    note = "gradients apart by no more than both sides' own rounding: " + ", ".join(apart)
     figure = max((spot.figure for spot in excused if spot not in small), default=0.0)
     return Excused("rounding", excused, figure, NEARLY * NORM.bound, note if apart else "")
 
 
+def _spread(reference: Trace, entries: list[Entry]) -> dict[str, float]:
+    """By piece, relative: how far the reference's gradient moves by rounding alone."""
+    grads, spread = reference.group("grad"), reference.group("spread")
+    found = {}
+    for entry in entries:
+        if entry.reference.name in spread:
+            size, moved = (np.linalg.norm(entry.reference.take(x)) for x in (grads, spread))
+            found[str(entry.reference)] = float(moved / size) if size else 0.0
+    return found
+
+
 def _uncertain(port: Port, trial: Trial, entries: list[Entry]) -> set[str]:
-    """Finds the pieces whose gradient becomes another when weights move by an ulp: it is nothing
-    but rounding, such as that of a key's bias."""
+    """Finds the pieces whose gradient in the port becomes another when weights move by an ulp: it
+    is nothing but rounding, such as that of a key's bias."""
     found = set[str]()
     for seed in range(NUDGES):
         moved = port.run(dict(NudgedWeights(trial.weights, seed, "float64"))).grads

@@ -1,5 +1,6 @@
 """Notes on what limits a verdict, a line each."""
 
+from difflib import SequenceMatcher
 from itertools import combinations
 from typing import Any
 
@@ -246,6 +247,35 @@ def undecided(entries: list[Entry], mapping: Mapping) -> list[str]:
         if one_shape and as_paired == sorted([alike(a, b), alike(b, a)]):
             found |= {str(a.reference), str(b.reference)}
     return sorted(found)
+
+
+def crossed(mapping: Mapping) -> list[str]:
+    """Lists the tensors whose values pair them against their names: of two that differ in one word
+    of their paths, each looks more like the other's partner.
+
+    Weights that are converted by name make another model of such a port.
+    """
+    whole = [e for e in mapping.entries if not (e.reference.cuts or e.port.cuts or e.given)]
+    around: dict[tuple[Any, ...], list[tuple[str, str, Entry]]] = {}
+    for entry in whole:
+        paths = names.segments(entry.reference.name), names.segments(entry.port.name)
+        for i, r in enumerate(paths[0]):
+            for j, p in enumerate(paths[1]):
+                rest = [(*path[:k], "", *path[k + 1 :]) for path, k in zip(paths, (i, j))]
+                key = *map(tuple, rest), entry.shape, entry.port_shape
+                around.setdefault(key, []).append((r, p, entry))
+
+    def alike(one: str, other: str) -> float:
+        return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+    found: dict[str, str] = {}
+    for group in around.values():
+        for (r, p, one), (s, q, other) in combinations(group, 2):
+            straight, across = alike(r, p) + alike(s, q), alike(r, q) + alike(s, p)
+            if r != s and p != q and across > straight:
+                for entry in (one, other):
+                    found[entry.reference.name] = entry.port.name
+    return [f"{r} with {p}" for r, p in found.items()]
 
 
 def guessed(trial: Trial, mapping: Mapping, follower: Follower) -> list[str]:

@@ -32,11 +32,13 @@ class Outputs:
     Attributes:
         lacks: the reference's outputs that were compared with nothing.
         unseen: an output differs where no loss looks, and nowhere else.
+        turned: outputs whose axes the port has in another order.
     """
 
     stage: Stage = field(default_factory=lambda: Stage(number="6", name="model outputs"))
     lacks: list[str] = field(default_factory=list)
     unseen: bool = False
+    turned: list[str] = field(default_factory=list)
 
 
 def compare_outputs(
@@ -129,6 +131,8 @@ def _add(
     made: Outputs, reference: Trace, key: str, step: int, ours: np.ndarray, theirs: np.ndarray,
     bound: float,
 ) -> None:  # fmt: skip
+    if step == 0 and ours.ndim == theirs.ndim and ours.shape != theirs.shape:
+        made.turned.append(f"{_name(key)} {ours.shape} for {theirs.shape}")
     ours = turned(ours, theirs)
     figure, detail = gap_beside_fill(ours, theirs), ""
     arrives = reference.arrays.get(f"d{key}")

@@ -75,6 +75,8 @@ def _limits(result: Result) -> str:
     if drawn := sum(len(root.names) for root in result.initial):
         said.append(f"initial values differ ({drawn})")
     for word, names_of in (("weights in another order", result.shuffled),
+                           ("paired against their names", result.crossed),
+                           ("axes of outputs in another order", result.turned),
                            ("paired by names alone", result.guessed)):  # fmt: skip
         if names_of:
             said.append(f"{word} ({len(names_of)}): {list_some(names_of)}")
@@ -191,7 +193,8 @@ def to_json(result: Result) -> dict[str, Any]:
                      "residual": _number(each.residual), "bound": _number(each.bound)}
                     for each in result.excused],
         "echoes": result.echoes, "uncompared": result.uncompared, "reordered": result.shuffled,
-        "guessed": result.guessed, "undecided": result.undecided, "updates": result.updates,
+        "guessed": result.guessed, "undecided": result.undecided, "crossed": result.crossed,
+        "turned": result.turned, "updates": result.updates,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],

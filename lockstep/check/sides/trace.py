@@ -19,7 +19,7 @@ from lockstep_recorder.main import SERIES
 from lockstep_recorder.noise import ULPS
 from lockstep_recorder.wire import group
 
-FORMAT = 2
+FORMAT = 3
 ABOUT, ARRAYS = "trace.json", "arrays.safetensors"
 LIMIT = 50_000_000  # bytes of JSON: names, moments and noise of every tensor and call
 AGAIN = "record it again: lockstep record FILE -o TRACE"
@@ -229,6 +229,7 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
         return "weights that are not finite"
     whole = [] if about.get("forward") else about["parameters"]
     steps = [("grad", whole), ("sum", whole)]
+    steps += [("spread", whole)] * (about["precision"] == "float64")
     labels = {name.split("/")[1] for name in arrays if name.startswith("fed/")}
     for label in labels:
         fed = {name.split("/")[0] for name in group(arrays, f"fed/{label}")}
