@@ -238,9 +238,10 @@ def alone(
 
     Returns:
         By step, of what it moves a tensor by: `varied/N`, the 2-norm; `along/N` and `toward/N`, its
-        inner products with the gradient and with the weights, which tell its direction. At the
-        end: `left/N`, the buffers, and `kept left/NAME`, see `kept_values`. And why it took fewer
-        steps: what the program raises behind the end of a table of rates, or "".
+        inner products with the gradient that the factor multiplies and with the weights, which tell
+        its direction. At the end: `left/N`, the buffers, and `kept left/NAME`, see `kept_values`.
+        And why it took fewer steps: what the program raises behind the end of a table of rates, or
+        "".
     """
     take_step = side.begin_alone(weights, grads)
     moved: list[Any] = []
@@ -272,15 +273,13 @@ def factor_of(step: int) -> float:
 
 
 def spread_of_gradients(side: Any, weights: Arrays, batch: Batch, grads: Arrays) -> Arrays:
-    """By tensor, in each place: how far a gradient moves at most where the program's weights are
-    nudged by an ulp and its sums moved as far as another order of adding moves them."""
+    """By tensor, in each place: how far a gradient moves at most where weights move by an
+    ulp."""
     found = {name: np.zeros_like(x) for name, x in grads.items()}
-    side.moves_sums = True
     for seed in range(NUDGES):
         moved = group(side.run(NudgedWeights(weights, seed, side.narrowest), *batch)[1], "grad")
         for name, x in grads.items():
             np.maximum(found[name], np.abs(moved[name] - x), out=found[name])
-    side.moves_sums = False
     return found
 
 

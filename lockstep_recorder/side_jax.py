@@ -441,7 +441,8 @@ class JaxSide(ProgramSide):
                 given = self._given({name: factor * g for name, g in grads.items()})
                 leaves_by[factor] = jax.tree.leaves((params, given))
             _, self.optimizer_state, sizes = self.move(leaves_by[factor], self.optimizer_state)
-            return np.asarray(sizes)[order]
+            norms, along, toward = np.asarray(sizes).T
+            return np.array([norms, along / factor, toward]).T[order]
 
         return take_step
 

@@ -452,7 +452,7 @@ class TorchSide(ProgramSide):
             with torch.no_grad():
                 moved = torch._foreach_sub(tensors, before)
                 norms = torch._foreach_norm(moved)
-                return [(float(n), factor * inner(g, m), inner(w, m))
+                return [(float(n), inner(g, m), inner(w, m))
                         for n, g, w, m in zip(norms, given, before, moved)]  # fmt: skip
 
         return take_step

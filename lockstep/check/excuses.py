@@ -19,7 +19,7 @@ from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
 from lockstep.check.prove import Trial
 from lockstep.check.roots.locate import Root, list_some
-from lockstep.check.rungs import SMALL, TWICE, Spot, Stage
+from lockstep.check.rungs import SMALL, Spot, Stage
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.trace import Trace
 from lockstep.errors import UserError
@@ -75,43 +75,29 @@ def cancelling(
     little more than the bound, where no other gradient is further, for their terms nearly cancel;
     and those below 1e-12 of the largest, if no digit of theirs is certain.
 
-    What rounding makes is measured on both sides. The port's counts as far as it is no more than
-    twice the reference's: a port that alone loses digits is another program.
+    What rounding makes is measured: of the former in the port, of the latter on both sides.
     """
     found = [stages[number] for number in ("3", "3i", "5")]
     spots = [spot for rung in found for spot in rung.spots]
     small = [spot for spot in spots if spot.detail == SMALL]
     others = [spot for spot in spots if spot not in small]
-    theirs = _spread(reference, entries)
     excused = []
     if small:
-        uncertain = _uncertain(port, trial, entries)
-        excused += [s for s in small if s.where in uncertain and theirs[s.where] > UNCERTAIN]
+        uncertain = _uncertain(port, trial, entries) & _uncertain_there(reference, entries)
+        excused += [spot for spot in small if spot.where in uncertain]
     if others and all(s.rule == "gradient" and s.figure <= NEARLY * NORM.bound for s in others):
         noise = port.noise(trial.weights, 1)
         for spot in others:
-            ours = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
-            own = min(ours, TWICE * theirs.get(spot.where, 0.0))
+            own = noise.get(f"grad/{spot.port.partition('[')[0]}", 0.0)
             excused += [spot] if spot.figure <= NOISE.bound * own else []
     for rung in found:
         rung.excused += [spot for spot in excused if spot in rung.every_spot]
     if not excused:
         return None
     apart = sorted({f"{s.where} by {s.figure:.2g}" for s in excused if s not in small})
-    note = "gradients apart by no more than both sides' own rounding: " + ", ".join(apart)
+    note = "gradients apart by no more than the port's own rounding: " + ", ".join(apart)
     figure = max((spot.figure for spot in excused if spot not in small), default=0.0)
     return Excused("rounding", excused, figure, NEARLY * NORM.bound, note if apart else "")
-
-
-def _spread(reference: Trace, entries: list[Entry]) -> dict[str, float]:
-    """By piece, relative: how far the reference's gradient moves by rounding alone."""
-    grads, spread = reference.group("grad"), reference.group("spread")
-    found = {}
-    for entry in entries:
-        if entry.reference.name in spread:
-            size, moved = (np.linalg.norm(entry.reference.take(x)) for x in (grads, spread))
-            found[str(entry.reference)] = float(moved / size) if size else 0.0
-    return found
 
 
 def _uncertain(port: Port, trial: Trial, entries: list[Entry]) -> set[str]:
@@ -122,9 +108,17 @@ def _uncertain(port: Port, trial: Trial, entries: list[Entry]) -> set[str]:
         moved = port.run(dict(NudgedWeights(trial.weights, seed, "float64"))).grads
         both = (rungs.by_piece(entries, grads, {}) for grads in (trial.free.grads, moved))
         for (name, ours, _, _), (_, other, _, _) in zip(*both):
-            if np.linalg.norm(other - ours) > UNCERTAIN * np.linalg.norm(ours):
+            if np.linalg.norm(other - ours) >= UNCERTAIN * np.linalg.norm(ours):
                 found.add(name)
     return found
+
+
+def _uncertain_there(reference: Trace, entries: list[Entry]) -> set[str]:
+    """Finds the pieces whose gradient in the reference is nothing but rounding, as recorded."""
+    pieces = rungs.by_piece(entries, {}, reference.group("grad"))
+    spread = rungs.by_piece(entries, {}, reference.group("spread"))
+    return {name for (name, _, grad, _), (_, _, moved, _) in zip(pieces, spread)
+            if np.linalg.norm(moved) >= UNCERTAIN * np.linalg.norm(grad)}  # fmt: skip
 
 
 def frozen(stages: Stages, entries: list[Entry], port: Port) -> Excused | None:

@@ -139,7 +139,7 @@ def test_a_gradient_whose_terms_cancel_is_judged_by_its_own_rounding(
     rung.add("gradient", "first.bias", figure, 1e-12, "first.bias[0:3]", np.ones(3), np.ones(3))
     rung.add("gradient", "first.weight", far, 1e-12, "first.weight", np.ones(3), np.ones(3))
     port = mock.Mock(**{"noise.return_value": {"grad/first.bias": noise}})
-    excused = excuses.cancelling(stages, port, mock.Mock(), [])
+    excused = excuses.cancelling(stages, mock.Mock(), port, mock.Mock(), [])
     assert len(rung.spots) == left and (excused is None) == (left > 0)
     assert port.noise.called == (figure < 1e-10 and not far)
 

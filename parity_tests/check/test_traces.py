@@ -56,7 +56,7 @@ HOSTILE: list[tuple[str, Callable[[Path], Any], str]] = [
     ("no json", lambda f: (f / trace.ABOUT).unlink(), f"has no {trace.ABOUT}"),
     ("not json", lambda f: (f / trace.ABOUT).write_text("{"), "invalid JSON"),
     ("a link", link, "symbolic link"),
-    ("another format", edit(lambda a: a.update(format=1)), "format 1 is not 2"),
+    ("another format", edit(lambda a: a.update(format=1)), "format 1 is not 3"),
     ("no loss", edit(lambda a: a.pop("loss")), "loss is no float"),
     ("an event", edit(lambda a: a["events"].append(3)), "events holds more than names"),
     ("nested events", edit(lambda a: a.update(events=["+a"])), "events do not nest"),

@@ -127,3 +127,27 @@ def test_the_headline_says_how_far_an_optimizer_was_seen() -> None:
     assert report.headline(check_plain()).startswith(
         "EQUAL: torch port of ref.py, 11 rungs, 16 upd"
     )
+
+
+def test_values_that_pair_against_names_are_told() -> None:
+    """w1 and w2 are k2 and k1 in the port: converted by name, its weights are another model's."""
+    gated = PLAIN.replace(
+        "self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)",
+        "self.w1, self.w2, self.b = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)",
+    )
+    gated = gated.replace("torch.tanh(self.a(x))", "torch.tanh(self.w1(x)) * self.w2(x)")
+    straight = gated.replace("w1", "k1").replace("w2", "k2")
+    across = gated.replace("w1", "k2").replace("w2", "k1")
+    assert not check_pair(gated, straight, again=False).crossed
+    result = check_pair(gated, across, again=False)
+    assert result.verdict == "equal"
+    assert "paired against their names (4): w1.weight with k2.weight" in report.headline(result)
+
+
+def test_an_output_in_another_order_of_axes_is_told() -> None:
+    turned = ("self.b(torch.tanh(self.a(x)))", "self.b(torch.tanh(self.a(x))).T")
+    result = check_plain(turned, ('model(batch["x"])', 'model(batch["x"]).T'))
+    assert result.verdict == "equal"
+    assert "axes of outputs in another order (1): output (3, 8) for (8, 3)" in report.headline(
+        result
+    )

@@ -1090,6 +1090,11 @@ def optimizer(model):
     return torch.optim.Adam(model.parameters(), lr=1e-3)
 """
 )
+LOSE = """def lose(x):
+    return x + 1e18 * (x - x.detach()) - 1e18 * (x - x.detach())
+
+
+class Model"""
 GRADIENTS: tuple[Row, ...] = (
     Row("rightly", SMALL, verdict=EQUAL, was=EQUAL),
     Row("a layer's is stopped", SMALL, (("self.b(torch.tanh(self.a(x)))",
@@ -1099,6 +1104,9 @@ GRADIENTS: tuple[Row, ...] = (
           "self.b(2 * torch.tanh(self.a(x)).detach() - torch.tanh(self.a(x)))"),), was=EQUAL),
     Row("all but one are turned round", SMALL,
         (("        return self.c(h)", "        return 2 * self.c(h).detach() - self.c(h)"),), was=EQUAL),
+    Row("the port alone loses its digits", SMALL,
+        (("self.b(torch.tanh(self.a(x)))", "lose(self.b(torch.tanh(self.a(x))))"),
+         ("class Model", LOSE)), was=EQUAL),
     Row("the largest is another", SMALL, (("1e14", "1.001e14"),)),
 )  # fmt: skip
 
@@ -1139,6 +1147,17 @@ def update(model, opt, step):
         AVERAGE[name] = 0.9 * AVERAGE.get(name, p.detach()) + 0.1 * p.detach()
 """
 )
+SPIKED = (
+    PLAIN
+    + SGD
+    + """
+
+def update(model, opt, step):
+    if step >= 99:
+        nn.utils.clip_grad_norm_(model.parameters(), 50.0)
+    opt.step()
+"""
+)
 ATTACKS: tuple[Row, ...] = (
     Row("filled, rightly", FILLED, verdict=EQUAL, was=EQUAL),
     Row("a small element of a constant", FILLED, (("[1e7, 1.0]", "[1e7, 0.5]"),), was=EQUAL),
@@ -1154,6 +1173,12 @@ ATTACKS: tuple[Row, ...] = (
         (("bias, 0.1)", "bias, 0.1 if step < 3 else 0.01)"),), was=EQUAL),
     Row("a counter of another name", COUNTED, (("self.seen_n += 1", "self.seen_n += 2"),),
         port=COUNTED.replace("count", "seen_n"), was=EQUAL),
+    Row("a clip that large gradients alone show, later", SPIKED,
+        (("if step >= 99", "if step >= 3"),), was=EQUAL),
+    Row("large gradients are skipped, later", SPIKED,
+        (("if step >= 99:\n        nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n    opt.step()",
+          "if nn.utils.get_total_norm([p.grad for p in model.parameters()]) < 50.0 or step < 3:\n"
+          "        opt.step()"),), was=EQUAL),
 )  # fmt: skip
 
 
