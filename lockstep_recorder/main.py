@@ -17,7 +17,6 @@ import numpy as np
 from lockstep_recorder import questions, recording, wire
 from lockstep_recorder.memory import give_back, is_large
 from lockstep_recorder.user import Mistake, User
-from lockstep_recorder.watch import Audit
 
 FORMAT = 3
 ARRAYS, ABOUT = "arrays.safetensors", "trace.json"
@@ -245,7 +244,6 @@ def _open(given: argparse.Namespace) -> Any:
 
 def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], wire.Message]:
     """Builds a program; returns what answers questions of it."""
-    watch = Audit() if given.watch else None
     with noting_refusal(given):
         side = _open(given)
 
@@ -258,8 +256,7 @@ def begin(given: argparse.Namespace) -> Callable[[dict[str, Any], wire.Arrays], 
             spec, mends = header.get("batch"), header.get("mends", False)
             made = record(side, given.seed, header["steps"], spec, arrays, mends)
             _write(header["out"], *made)
-            facts, lacks = watch.tell() if watch else ({}, "it was not watched")
-            return {"facts": facts, "lacks": lacks}, {}
+            return {}, {}
         told, found = answer(side, header, arrays)
         return told, as_floats(found)
 
@@ -287,7 +284,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--own-precision", action="store_true", help="not in float64")
     parser.add_argument("--refused", default="", help="what the program raised in float64")
     parser.add_argument("--forward", action="store_true", help="the forward pass alone")
-    parser.add_argument("--watch", action="store_true", help="note what the trace depends on")
     parser.add_argument("--quiet", action="store_true", help="do not say what was written")
     return parser.parse_args(argv)
 

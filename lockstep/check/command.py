@@ -71,8 +71,6 @@ def _add_check(commands: Any) -> None:
                      "cause or largest size; repeat the flag for more (default: none)")  # fmt: skip
     sub.add_argument("--initial", action="store_true", help="let different initial values "
                      "change the verdict (default: report them beside it)")  # fmt: skip
-    sub.add_argument("--no-trace-cache", action="store_true", help="run the reference even if its "
-                     "trace is kept, and keep none (default: off)")  # fmt: skip
     sub.set_defaults(command=_check)
 
 
@@ -183,7 +181,7 @@ def _options(given: argparse.Namespace, python: str, reference_python: str) -> c
     return compare.Options(
         python=python, reference_python=reference_python, seed=given.seed, steps=given.steps,
         device=given.device, own_precision=given.own_precision, forward=given.forward,
-        initial=getattr(given, "initial", False), anew=getattr(given, "no_trace_cache", True),
+        initial=getattr(given, "initial", False),
     )  # fmt: skip
 
 

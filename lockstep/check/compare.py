@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.check import accept as acceptance
 from lockstep.check import check, report
 from lockstep.check.recorded import RecordedPort, require_same_batches
-from lockstep.check.sides import kept, trace
+from lockstep.check.sides import trace
 from lockstep.check.sides.port import Port
 from lockstep.check.sides.program import UserProgram, require_python
 from lockstep.errors import require
@@ -35,12 +35,17 @@ class Options:
     own_precision: bool = False  # as the programs are written, and not in float64
     forward: bool = False  # the forward pass alone, in the programs' own precision
     initial: bool = False  # initial values that differ are a difference
-    anew: bool = False  # the reference runs, though its trace may be kept; and none is kept
 
-    def program(self, name: str, python: str, say: Say, *, watch: bool = False) -> UserProgram:
-        return UserProgram(name, python=python, seed=self.seed, device=self.device,
-                           own_precision=self.own_precision, forward=self.forward, watch=watch,
-                           say=say)  # fmt: skip
+    def program(self, name: str, python: str, say: Say) -> UserProgram:
+        return UserProgram(
+            name,
+            python=python,
+            seed=self.seed,
+            device=self.device,
+            own_precision=self.own_precision,
+            forward=self.forward,
+            say=say,
+        )
 
 
 def compare_programs(
@@ -53,7 +58,7 @@ def compare_programs(
     require_side("PORT", port, "--python", options.python)
     with ExitStack() as stack:
         asked = stack.enter_context(closing(Reference(reference, options, say)))
-        recorded = asked.find()
+        recorded = asked.read() if asked.is_trace else None
         if Path(port).is_dir():
             recorded, other = recorded or asked.record(), trace.read(Path(port))
             require_forward(options, reference, recorded)
@@ -72,8 +77,7 @@ def compare_programs(
         recorded = recorded or asked.record(running)
         require_forward(options, reference, recorded)
         about = recorded.about
-        since = f", as kept since {about['kept_since']}" if "kept_since" in about else ""
-        say(f"reference: {about['program']}, {about['framework']} on {about['device']}{since}")
+        say(f"reference: {about['program']}, {about['framework']} on {about['device']}")
         live = Port(running, recorded)
         say(f"port: {live.facts['framework']} on {live.facts['device']}")
         changes = (
@@ -92,18 +96,10 @@ class Reference:
     def __init__(self, name: str, options: Options, say: Say) -> None:
         self.name, self.options, self.say = name, options, say
         self.is_trace, self.begun = Path(name).is_dir(), False
-        self.program = options.program(name, options.reference_python, say, watch=not options.anew)
-        self.key = ""
-        if not self.is_trace and not options.anew:
-            whose = ("seed", "steps", "device", "own_precision", "forward")
-            flags = {flag: getattr(options, flag) for flag in whose}
-            self.key = kept.key(name, options.reference_python, flags)
+        self.program = options.program(name, options.reference_python, say)
 
-    def find(self) -> trace.Trace | None:
-        """Reads the trace, or the one that is kept of this program."""
-        if self.is_trace:
-            return trace.read(Path(self.name))
-        return kept.find(self.key) if self.key else None
+    def read(self) -> trace.Trace:
+        return trace.read(Path(self.name))
 
     def begin(self) -> None:
         self.say(f"recording {self.name}")
@@ -130,13 +126,8 @@ class Reference:
             if port and drawn["batch"] and self.options.device == "cpu":
                 first = {f"batch/{n}": x for n, x in group(given or batches, "batch/0").items()}
                 port.ask("prepare", first, batch=drawn["batch"])
-            told, _ = self.program.receive()
+            self.program.receive()
             recorded = trace.read(Path(folder))
-            lacks = told["lacks"] or "the port draws its batches" * bool(given)
-            if self.key and lacks:
-                self.say(f"its trace is not kept: {lacks}")
-            elif self.key and recorded.about["repeats"]:
-                kept.keep(self.key, Path(folder), told["facts"])
         if self.options.device != "cpu" or is_large(recorded.weights):
             self.program.end_process()
         return recorded

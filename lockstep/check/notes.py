@@ -71,9 +71,6 @@ def of(
             "all of the reference's gradients are zero, which shows nothing of what makes or uses "
             "them: let its loss depend on its weights, by inputs that reach them"
         )
-    if since := reference.about.get("kept_since"):
-        found.append(f"the reference did not run: its trace is kept since {since}; what it imports "
-                     "and reads is as it was then (--no-trace-cache runs it)")  # fmt: skip
     found += _updates(reference, climbed)
     for side, about in sides.items():
         if kept := about.get("widened_state"):

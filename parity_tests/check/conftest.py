@@ -25,14 +25,6 @@ def _its_folder_leaves_the_path_with_a_program(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces are kept in a folder of the test's own."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(folder))
-    return folder
-
-
 def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Trace:
     program = UserProgram(str(ROOT / "examples" / room / example))
     try:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lockstep.check import report
-from lockstep.check.causes import optimizer
 from lockstep.check.check import Result
 from lockstep.errors import UserError
 from lockstep_recorder.main import open_side
@@ -272,24 +271,6 @@ class Case(NamedTuple):
 
 
 FLOAT32 = ("made in float32",)
-RADAM = changed(HEAD + PLAIN, ("optim.Adam(model.parameters()", "optim.RAdam(model.parameters()"))
-OWN_RADAM = (
-    changed(RADAM, ("torch.optim.RAdam", "Own"))
-    + """
-
-class Own(torch.optim.Adam):
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            s = self.state[p]
-            n = s["n"] = s.get("n", 0) + 1
-            m = s["m"] = 0.9 * s.get("m", 0) + 0.1 * p.grad
-            v = s["v"] = 0.999 * s.get("v", 0) + 0.001 * p.grad**2
-            left = 1999 - 2 * n * 0.999**n / (1 - 0.999**n)
-            by = max((left - 4) * (left - 2) * 1999 / (1995 * 1997 * left), 0) ** 0.5
-            root = (v / (1 - 0.999**n)).sqrt() + 1e-8
-            p.data -= 1e-2 * m / (1 - 0.9**n) * (by / root if left > 5 else 1)
-"""
-)
 EXACT = changed(SCALAR, ("torch.tensor(D**0.5)", "D**0.5"))
 MEANS = "sum(row.sum() / k.sum() for row, k in zip(rows, batch['keep'])) / 3"
 STAIRS = changed(TWICE, ("max(0.0, 1 - RATE / 20)", "0.5 ** (RATE // 4)"))
@@ -546,15 +527,6 @@ def test_an_optimizer_of_no_known_rule_is_told_with_its_ratio() -> None:
     assert not root.cause
     assert root.hints[-1].startswith("the reference fits no rule; the port fits no rule; gradi")
     assert "times the reference's size" in root.hints[-1]
-
-
-def test_the_epsilon_of_radam_is_told_of_later_updates() -> None:
-    (root,) = check_pair(RADAM, OWN_RADAM).roots
-    assert (root.rung, root.cause) == ("4", optimizer.EPSILON_BEHIND)
-    (root,) = check_pair(RADAM, OWN_RADAM, ("1e-8", "1e-6")).roots
-    assert root.cause.startswith("eps 1e-06, for 1e-08; RAdam's eps is")
-    (root,) = check_pair(RADAM, OWN_RADAM, ("by / root", "by / root + 1e-4")).roots
-    assert not root.cause.startswith(("eps", "RAdam"))
 
 
 def test_a_program_that_cannot_run_again_leaves_the_verdict(tmp_path: Path) -> None:

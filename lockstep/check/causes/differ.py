@@ -50,7 +50,7 @@ def _compare(theirs: Rule, ours: Rule, n: int, by_optax: bool) -> Cause | None:
         a, b = theirs.options.get(key, "none"), ours.options.get(key, "none")
         of_one = key in OF_A_CLIP and "none" in (a, b)
         if a != b and not key.startswith("_") and key != L2 and not of_one:
-            said.append(_option(theirs.options["rule"], key, b, a, n))
+            said.append(_option(key, b, a, n))
     others = [rule for rule in (theirs, ours) if TRUST not in rule.options]
     if len(others) == 1 and not _has_one_schedule(others[0]):
         return None  # it is relative to the weights, too, by a rule of its own
@@ -133,7 +133,7 @@ def _by_moments(*both: Rule) -> tuple[Rule, Rule]:
     return (made, ours) if alone is theirs else (theirs, made)
 
 
-def _option(rule: str, key: str, ours: object, theirs: object, n: int) -> tuple[str, str, str]:
+def _option(key: str, ours: object, theirs: object, n: int) -> tuple[str, str, str]:
     """Text, remedy and entry of an option that differs."""
     if key == "gathered":
         text = f"the {ours} of {n} gradients, for their {theirs}"
@@ -152,9 +152,6 @@ def _option(rule: str, key: str, ours: object, theirs: object, n: int) -> tuple[
         return (f"{key} {ours}, for {theirs}", f"{key}: {theirs}; torch takes the largest before "
                 "it corrects the squares' bias, optax.scale_by_amsgrad behind it",
                 "optimizer's option")  # fmt: skip
-    if rule in ("Adagrad", "RAdam") and key == "eps is":
-        said = f"{rule}'s {key}"
-        return f"{said} {ours}, for {theirs}", f"{said}: {theirs}", f"optimizer's {key}"
     entry = f"optimizer's {key}" if f"optimizer's {key}" in CATALOGUE else "optimizer's option"
     return f"{key} {ours}, for {theirs}", f"{key}: {theirs}", entry
 

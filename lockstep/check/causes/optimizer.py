@@ -1,7 +1,6 @@
 """Names what an optimizer does otherwise: an option of its rule, its schedule, what it gathers."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,9 +15,9 @@ from lockstep.check.causes.differ import (
     one_step_off,
     tell_rule,
 )
-from lockstep.check.causes.evidence import LEFT, Cause, Evidence
+from lockstep.check.causes.evidence import Cause, Evidence
 from lockstep.check.causes.glue import factor_between
-from lockstep.check.causes.rules import ADDED, L2, TRUST, Sequence, directions, radams
+from lockstep.check.causes.rules import L2, TRUST, Sequence, directions
 from lockstep.check.causes.solve import (
     CLOSE,
     ONE,
@@ -27,7 +26,6 @@ from lockstep.check.causes.solve import (
     find_noisy,
     find_rules,
     histories,
-    misfit,
 )
 from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import changes, labels_of, largest_finite, whole_tensors
@@ -35,7 +33,6 @@ from lockstep.check.sides.port import norm_of
 from lockstep.check.sides.trace import Trace
 from lockstep_recorder.recording import STEPS, factor_of
 
-SEVERAL, SHOWN = 4, 40  # tensors and updates that tell one RAdam from another
 FEW_NUMBERS = 2**24  # elements of a tensor in all updates of a run
 
 
@@ -69,29 +66,7 @@ def explain(root: Root, evidence: Evidence) -> Cause | None:
         return _with_lines(found, evidence)
     if not (their_rules and our_rules) and (found := _ratio_of_rates(root)):
         return found
-    if known and (found := _added_to_squares(theirs, ours, our_rules, wrong)):
-        return found
     root.hints.append(_say_unknown(root, their_rules, our_rules))
-    return None
-
-
-def _added_to_squares(
-    theirs: History, ours: History, rules: list[Rule], wrong: set[str]
-) -> Cause | None:
-    """Finds an epsilon that one Adafactor adds to the squares, where the other's is their least:
-    small gradients alone show it."""
-    options = [rule.options for rule in rules for name in wrong if name in rule.rate]
-    small = [side.get("1e-6", {}) for side in (theirs, ours)]
-    if {each["rule"] for each in options} != {"Adafactor"} or not all(small):
-        return None
-    without, beside = (
-        [max(misfit({**options[0], ADDED: added}, side[name]) for name in wrong) for side in small]
-        for added in (0.0, ADAFACTORS)
-    )
-    for side, text in enumerate((LEAST_SQUARE, ADDED_TO_SQUARES)):
-        other = 1 - side
-        if SURELY * beside[side] < without[side] and SURELY * without[other] < beside[other]:
-            return Cause("optimizer's eps is", text, BESIDE_EACH)
     return None
 
 
@@ -129,54 +104,21 @@ def _say_unknown(root: Root, theirs: list[Rule], ours: list[Rule]) -> str:
 
 
 RISES = "let it rise again, too; or accept it (--accept) where no training goes on so far"
-EPSILON_INSIDE = "Adagrad's eps is inside the root, for outside the root"
-EPSILON_BEHIND = "RAdam's eps is outside the root, for before bias correction"
-ADAFACTORS, SURELY = 1e-30, 3  # optax's epsilon; of two misfits
-ADDED_TO_SQUARES = "Adafactor's eps is added to the squares, for their least"
-LEAST_SQUARE = "Adafactor's eps is the least square, for added to the squares"
-BESIDE_EACH = "leave it, for gradients below 1e-9 alone show it"
 CLIP = """\
 def clip(limit):
     def update(grads, state, params=None):
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         return jax.tree.map(lambda g: g * jnp.minimum(1.0, limit / (norm + 1e-6)), grads), state
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)"""
-ADAGRAD = """\
-def adagrad(rate, first=0.0, eps=1e-10):
-    def update(grads, sums, params=None):
-        sums = jax.tree.map(lambda s, g: s + g * g, sums, grads)
-        return jax.tree.map(lambda g, s: -rate * g / (jnp.sqrt(s) + eps), grads, sums), sums
-    start = lambda params: jax.tree.map(lambda x: jnp.full_like(x, first), params)
-    return optax.GradientTransformation(start, update)"""
-RADAM = """\
-def scale_by_radam(b1=0.9, b2=0.999, eps=1e-8):
-    def update(grads, state, params=None):
-        n, m, v = state[0] + 1, *state[1:]
-        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, m, grads)
-        v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, v, grads)
-        most, second = 2 / (1 - b2) - 1, 1 - b2**n
-        left = most - 2 * n * b2**n / second
-        square = (left - 4) * (left - 2) * most / ((most - 4) * (most - 2) * left) * second
-        by = jnp.sqrt(jnp.maximum(square, 0))
-        move = lambda m, v: m / (1 - b1**n) * jnp.where(left > 5, by / (jnp.sqrt(v) + eps), 1)
-        return jax.tree.map(move, m, v), (n, m, v)
-    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
-    start = lambda params: (jnp.zeros((), int), zeros(params), zeros(params))
-    return optax.GradientTransformation(start, update)"""
-# A remedy, optax's function, what takes its place.
-IN_PLACE = (
-    (f"{CLIP_EPSILON}: 1e-06", "optax.clip_by_global_norm", CLIP),
-    ("Adagrad's eps is: outside the root", "optax.adagrad", ADAGRAD),
-    ("RAdam's eps is: before bias correction", "optax.scale_by_radam", RADAM),
-)
+CLIP_MEND = f"{CLIP_EPSILON}: 1e-06"
 
 
 def _with_lines(found: Cause, evidence: Evidence) -> Cause:
-    """Adds what takes the place of a function of optax that lacks an argument."""
-    for said, function, lines in IN_PLACE:
-        if said in found.remedy and evidence.port.facts["framework"] == "jax":
-            remedy = found.remedy.replace(said, f"{said}, in place of {function}:")
-            return Cause(found.entry, found.text, f"{remedy}\n{lines}")
+    """Adds what takes the place of optax's clip, which has no epsilon."""
+    if CLIP_MEND in found.remedy and evidence.port.facts["framework"] == "jax":
+        said = f"{CLIP_MEND}, in place of optax.clip_by_global_norm:"
+        remedy = found.remedy.replace(CLIP_MEND, said)
+        return Cause(found.entry, found.text, f"{remedy}\n{CLIP}")
     return found
 
 
@@ -192,9 +134,6 @@ def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
     known = list(moved.values())
     n = _gathered(evidence, False) or 1
     rules = find_rules(histories(evidence, False, n))
-    left = max(CLOSE, min(ONE, LEFT * root.largest.figure))
-    if n == 1 and (found := _as_radam(evidence.reference, rules, moved, left)):
-        return _with_lines(found, evidence)
     sizes = _sizes_alone(evidence.reference, rules, list(moved), n)
     shifts = {find_shift(*(_rates_by(by, x, n).tolist() for x in moved[name]))
               for name, by in sizes.items()}  # fmt: skip
@@ -222,40 +161,6 @@ def _rates_alone(root: Root, evidence: Evidence) -> Cause | None:
     return Cause(SCHEDULE, said, "let the schedule go on and end as the reference's does")
 
 
-def _as_radam(
-    reference: Trace, rules: list[Rule], moved: dict[str, tuple[np.ndarray, np.ndarray]],
-    left: float,
-) -> Cause | None:  # fmt: skip
-    """Finds what two RAdams do otherwise, whose first updates are those of a momentum with falling
-    rates: with each one's rule all tensors have one rate in each step, which is the other's.
-
-    Args:
-        moved: tensor -> by step, by what norms the reference moves it, and the port.
-        left: relative, of rates.
-    """
-    for rule in rules:
-        m, steps = rule.options.get("momentum", 0.0), np.arange(1, len(rule.rates) + 1)
-        falling = (1 - m) / (1 - m**steps)
-        names_of = [name for name in moved if name in rule.rate and moved[name][0].all()][:SEVERAL]
-        if rule.options["rule"] != "SGD" or not m or len(names_of) < 2:
-            continue
-        if not np.allclose(rule.rates, rule.rates[0] * falling, rtol=ONE, atol=0):
-            continue
-        decay = {name: x * falling[-1] for name, x in rule.decay.items()}
-        made: list[tuple[Rule, np.ndarray]] = []
-        for side, options in product((0, 1), radams(m)):
-            if len(made) > side:
-                continue
-            other = replace(rule, options={L2: 0.0, **options}, decay=decay)
-            sizes = _sizes_alone(reference, [other], names_of, 1, SHOWN)
-            rates = np.array([moved[name][side][: len(x)] / x for name, x in sizes.items()])
-            if len(rates) == len(names_of) and np.allclose(rates, rates[0], rtol=left, atol=0):
-                made.append((other, rates[0]))
-        if len(made) == 2 and np.allclose(made[0][1], made[1][1], rtol=left, atol=0):
-            return compare([made[0][0]], [made[1][0]])
-    return None
-
-
 def _ratio_of_rates(root: Root) -> Cause | None:
     """Finds, of rules that are not known, one factor of all updates in a step, whatever the scale
     of the gradients: that of the rates."""
@@ -281,14 +186,13 @@ def _ratio_of_rates(root: Root) -> Cause | None:
 
 
 def _sizes_alone(
-    reference: Trace, rules: list[Rule], names_of: list[str], n: int, most: int | None = None
+    reference: Trace, rules: list[Rule], names_of: list[str], n: int
 ) -> dict[str, np.ndarray]:
     """Tensor -> (updates,): by what norms its rule moves it in a run of the optimizer alone, at a
     rate of one; of those tensors that are small and whose rules are known.
 
     Args:
         n: gradients that make an update.
-        most: gradients; all where None.
     """
     found: dict[str, np.ndarray] = {}
     grads = reference.group("fed/1/0/grad")
@@ -296,7 +200,7 @@ def _sizes_alone(
     for rule, name in product(rules, names_of):
         if name not in rule.rate or name not in moved:
             continue
-        w, g, updates = reference.weights[name], grads[name], len(moved[name][:most]) // n
+        w, g, updates = reference.weights[name], grads[name], len(moved[name]) // n
         if not updates or updates * n * g.size > FEW_NUMBERS:
             continue
         factors = np.array([factor_of(step) for step in range(updates * n)]).reshape(-1, n)

@@ -21,7 +21,6 @@ AMSGRAD, CORRECTED = "largest square (AMSGrad)", "of corrected squares"  # as op
 L2 = "L2 in the gradient"
 TRUST = "update relative to the weights (LAMB, LARS)"
 BF16 = ("bfloat16, as with optax's mu_dtype", "bfloat16")
-ADDED = "added to the squares"  # what optax's Adafactor adds; torch's is their least
 LEAST = 1e-3  # by which Adafactor scales a tensor at least
 WEIGHTS, GRADIENT, CHANGE = range(3)  # columns of a tensor's own norms
 
@@ -174,7 +173,7 @@ def directions(options: Options, s: Sequence) -> Iterator[np.ndarray]:
         return _adafactor(options, s)
     made = {"SGD": _sgd, "Adam": _adam, "NAdam": _nadam, "RMSprop": _rmsprop,
             "Adagrad": _adagrad, "Lion": _lion, "Adamax": _adamax,
-            "Adadelta": _adadelta, "RAdam": _radam}  # fmt: skip
+            "Adadelta": _adadelta}  # fmt: skip
     return made[options["rule"]](options, gradients_of(options, s))
 
 
@@ -213,26 +212,6 @@ def _over_root(options: Options, m: np.ndarray, v: np.ndarray, second: float) ->
         if options["eps is"] == BEFORE:
             return m / (np.sqrt(v) + options["eps"]) * np.sqrt(second)
         return m / (np.sqrt(v / second) + options["eps"])
-
-
-def radams(beta1: float) -> Iterator[Options]:
-    """Yields RAdams, which are told from one another by later updates than `rules` are found in."""
-    for place, b2, eps in product((BEFORE, OUTSIDE, INSIDE), SECOND, EPSILONS):
-        yield {"rule": "RAdam", "beta1": beta1, "beta2": b2, "eps": eps, "eps is": place}
-
-
-def _radam(options: Options, grads: np.ndarray) -> Iterator[np.ndarray]:
-    """The first updates are the first moment alone: few squares tell no variance."""
-    m, v = np.zeros_like(grads[0]), np.zeros_like(grads[0])
-    b1, b2 = options["beta1"], options["beta2"]
-    most = 2 / (1 - b2) - 1
-    for step, g in enumerate(grads, 1):
-        m, v, second = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2, 1 - b2**step
-        first, left = m / (1 - b1**step), most - 2 * step * b2**step / second
-        if left > 5:
-            by = (left - 4) * (left - 2) * most / ((most - 4) * (most - 2) * left)
-            first = math.sqrt(by) * _over_root(options, first, v, second)
-        yield first
 
 
 def _bf16(x: Any) -> Any:
@@ -315,7 +294,7 @@ def _adafactor(options: Options, s: Sequence) -> Iterator[np.ndarray]:
         return
     v = row = column = 0.0  # type: Any
     for step, (g, size) in enumerate(zip(s.whole, s.sizes), 1):
-        new, g2 = step ** -options["exponent of decay"], g**2 + options.get(ADDED, 0.0)
+        new, g2 = step ** -options["exponent of decay"], g**2
         if options["squares"] == "factored" and g.ndim > 1:
             row = (1 - new) * row + new * g2.mean(-1, keepdims=True)
             column = (1 - new) * column + new * g2.mean(-2, keepdims=True)

@@ -4,19 +4,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from lockstep.check.causes.evidence import Evidence
-from lockstep.check.causes.numbers import (
-    beside,
-    find_limits,
-    find_numbers,
-    fit_with_clip,
-    nearest_first,
-)
 from lockstep.check.causes.rules import (
     CHANGE,
     CONJUGATE,
@@ -43,7 +35,7 @@ ALIKE = 1e-12  # relative: misfits of clips that are both rounding
 ONE = 1e-6  # relative: decays, or ratios of rates, that are one
 NOISE = 1e-9  # of the largest gradient: rounding, whose direction is Adam's
 WHOLE = 65536  # elements of a tensor that is kept in full
-DOUBTFUL = 16  # rules whose numbers are sought where no list has them
+ACROSS = 1e-3  # of the weights' length: nearer to a direction, they are nearly one with it
 KINDS = 3  # rules beside each other, of several tensors each
 
 Rows = dict[str, Sequence]  # by tensor
@@ -207,7 +199,6 @@ def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...
     plain, best = wholes[0][pick], None
     needed = {name for name, s in wholes[0].items() if s.grads.shape[1] > 1} - find_noisy(wholes[0])
     gathers, begins = small[pick].parts is not None, dict[tuple[Any, ...], bool]()
-    doubtful: list[Options] = []
     candidates = _candidates(gathers, pairs=_may_be_complex(small[pick]))
     others = [rule.options for rule in like]
     for options in nearest_first(candidates, others) if like else candidates:
@@ -219,13 +210,11 @@ def _find_rule(pick: str, small: Rows, wholes: list[Rows], like: tuple[Rule, ...
         if not begins[start] or _solve(options, known) is None:
             continue
         rule = _with_clip(options, wholes, pick)
-        if rule is None:
-            doubtful.append(options)
-        elif best is None or len(rule.rate) > len(best.rate):
+        if rule and (best is None or len(rule.rate) > len(best.rate)):
             best = rule
         if rule and needed <= rule.rate.keys():
             break
-    return best or _find_numbers(doubtful, small[pick], wholes, pick, others)
+    return best
 
 
 def _with_clip(options: Options, wholes: list[Rows], pick: str) -> Rule | None:
@@ -233,33 +222,8 @@ def _with_clip(options: Options, wholes: list[Rows], pick: str) -> Rule | None:
     runs = [rows[pick] for rows in wholes]
     gathers = runs[0].parts is not None
     tried = ({**options, **clip, **at} for clip in clips(gathers) for at in places(options))
-    best, gap = _best(tried, wholes, pick)
-    if best and gap > CLOSE:  # any limit fits, none well
-        other, left = _best(find_limits(options, gathers, runs), wholes, pick)
-        best = other if left < gap else best
+    best = _best(tried, wholes, pick)
     return _rates(best, wholes) if best else None
-
-
-def _find_numbers(
-    known: list[Options], small: Sequence, wholes: list[Rows], pick: str, like: list[Options]
-) -> Rule | None:
-    """Finds a rule whose numbers are in no list.
-
-    Args:
-        known: rules that give the updates by small gradients, with no clip in the lists.
-        small: the picked tensor's updates by small gradients.
-        like: rules that are tried in the order of nearness to these.
-    """
-    runs = [rows[pick] for rows in wholes]
-    gathers = small.parts is not None
-    near = (each for each in find_numbers(small, like) if _solve(each, small) is not None)
-    for tried in chain(
-        (find_limits(options, gathers, runs) for options in known[:DOUBTFUL]),
-        (fit_with_clip(options, gathers, runs) for options in islice(near, DOUBTFUL)),
-    ):
-        if best := _best(tried, wholes, pick)[0]:
-            return _rates(best, wholes)
-    return None
 
 
 def _may_be_complex(s: Sequence) -> bool:
@@ -276,8 +240,8 @@ def _candidates(gathers: bool, pairs: bool) -> Iterator[Options]:
                     yield {**options, **extra, **({"gathered": gathered} if gathered else {})}
 
 
-def _best(tried: Iterable[Options], wholes: list[Rows], pick: str) -> tuple[Options | None, float]:
-    """The first of those that fit best, and its misfit: Adam undoes most of what an epsilon of
+def _best(tried: Iterable[Options], wholes: list[Rows], pick: str) -> Options | None:
+    """The first of those that fit best: Adam undoes most of what an epsilon of
     clipping scales. Without one, as of SGD, any rate undoes a clip, but another where the gradients
     are larger."""
     of_pick = [rows[pick] for rows in wholes]
@@ -286,8 +250,7 @@ def _best(tried: Iterable[Options], wholes: list[Rows], pick: str) -> tuple[Opti
     misfits = [max(*(misfit(options, s, 0.0) for s in shown), _rates_apart(options, of_pick))
                for options in fitting]  # fmt: skip
     best = min(misfits, default=math.inf)
-    known = ((o, gap) for o, gap in zip(fitting, misfits) if gap <= 3 * best + ALIKE)
-    return next(known, (None, best))
+    return next((o for o, gap in zip(fitting, misfits) if gap <= 3 * best + ALIKE), None)
 
 
 def _rates(options: Options, wholes: list[Rows]) -> Rule:
@@ -341,6 +304,15 @@ def misfit(options: Options, s: Sequence, of_another: float = math.inf) -> float
     return max(worst) if _solve(options, s, worst) is not None else of_another
 
 
+def nearest_first(candidates: Iterable[Options], like: list[Options]) -> list[Options]:
+    """Sorts rules by how many options are other than those of the nearest of some others."""
+
+    def others(options: Options) -> int:
+        return min(sum(known.get(key) != x for key, x in options.items()) for known in like)
+
+    return sorted(candidates, key=others if like else lambda _: 0)
+
+
 def _solve(
     options: Options, s: Sequence, misfits: list[float] | None = None
 ) -> tuple[list[float], list[float]] | None:
@@ -377,10 +349,17 @@ def _solve(
 
 
 def _is_outside(unit: np.ndarray, weights: np.ndarray, change: np.ndarray, bound: float) -> bool:
-    """Says if a change is farther than a bound from all sums of a direction and the weights: what
-    most rules miss by, at a tenth of the cost of least squares, which decide the rest."""
-    left = beside(unit, weights, change)
-    return left is not None and float(left[0] @ left[0]) > bound**2
+    """Says if a change is farther than a bound from all sums of a direction, of length one, and the
+    weights: what most rules miss by, at a tenth of the cost of least squares, which decide the
+    rest, and where the two are nearly one direction."""
+    across = weights - float(unit @ weights) * unit
+    square = float(across @ across)
+    left = change - float(unit @ change) * unit
+    if weights.any():
+        if square <= ACROSS**2 * float(weights @ weights):
+            return False
+        left = left - float(across @ left) / square * across
+    return float(left @ left) > bound**2
 
 
 def _solve_one(

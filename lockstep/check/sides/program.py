@@ -50,18 +50,17 @@ class UserProgram(Worker):
 
     def __init__(
         self, name: str, *, python: str = sys.executable, seed: int = 0, device: str = "cpu",
-        own_precision: bool = False, forward: bool = False, watch: bool = False, say: Say = silent,
+        own_precision: bool = False, forward: bool = False, say: Say = silent,
     ) -> None:  # fmt: skip
         """
         Args:
             forward: no gradient is asked for; in its own precision.
-            watch: a recording tells what it depends on; see `lockstep_recorder.watch`.
         """
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-check-")
         recorder = Path(self.folder.name) / "recorder.pyz"
         export(recorder)
         words = [python, str(recorder), "serve", name, "--seed", str(seed), "--device", device]
-        words += ["--own-precision"] * own_precision + ["--watch"] * watch
+        words += ["--own-precision"] * own_precision
         words += ["--forward"] * forward
         self.words = words
         self.asked: Message = {}, {}
