@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import names
+from lockstep.check.align import Alignment
 from lockstep.check.layout import Entry, Piece
 from lockstep.check.pairing.entries import Mapping
 from lockstep.check.prove import Trial
-from lockstep.check.roots.lines import Follower
 from lockstep.check.roots.locate import list_some
 from lockstep.check.rungs import Stage, changed_state, labels_of
 from lockstep.check.sides.modules import Calls, module_of, shapes_of_other_sizes
@@ -22,15 +22,10 @@ from lockstep.judge.tolerances import NORM
 SHOWN = 1e-9  # relative: more than rounding makes of a loss
 
 
-def of(
-    reference: Trace, port: Port, trial: Trial, theirs: Calls, partnerless: list[str],
-    climbed: list[Stage], entries: list[Entry],
-) -> list[str]:  # fmt: skip
-    """Returns what limits the verdict, and what is odd.
-
-    Args:
-        theirs: the reference's calls.
-    """
+def of(aligned: Alignment, climbed: list[Stage]) -> list[str]:
+    """Returns what limits the verdict, and what is odd."""
+    reference, port, trial = aligned.reference, aligned.port, aligned.trial
+    theirs, partnerless, entries = aligned.calls, aligned.partnerless, aligned.entries
     sides = {"reference": reference.about, "port": port.facts}
     found = [note for side, about in sides.items() for note in _precision(side, about)]
     found += [f"the recorder's hooks change gradients of the {side}, such as that of "
@@ -199,15 +194,16 @@ def kept_alone(reference: Trace, port: Port) -> list[str]:
     return [f"{name}, which update keeps" for name in names_of if name not in ours]
 
 
-def undetermined(reference: Trace, port: Port, trial: Trial, mapping: Mapping) -> list[Entry]:
+def undetermined(aligned: Alignment) -> list[Entry]:
     """Lists the parameters that these batches do not determine, and that names alone have paired,
     not their own path: they get no gradient, or one that is nothing beside the others, and another
     value of theirs changes neither the loss nor what the model gives."""
+    reference, port, trial = aligned.reference, aligned.port, aligned.trial
     grads = [reference.group(kind) for kind in ("grad", "sum")]
     sizes = [{name: float(np.linalg.norm(x)) for name, x in each.items()} for each in grads]
     least = [NORM.bound * max(each.values(), default=0.0) for each in sizes]
-    by_path = mapping.by_path
-    found = [e for e in mapping.entries
+    by_path = aligned.mapping.by_path
+    found = [e for e in aligned.entries
              if e.reference.name in sizes[0] and not (e.given or e.port.name in by_path)
              and all(e.reference.name in each and each[e.reference.name] <= bound
                      for each, bound in zip(sizes, least))]  # fmt: skip
@@ -275,13 +271,14 @@ def crossed(mapping: Mapping) -> list[str]:
     return [f"{r} with {p}" for r, p in found.items()]
 
 
-def guessed(trial: Trial, mapping: Mapping, follower: Follower) -> list[str]:
+def guessed(aligned: Alignment) -> list[str]:
     """Lists the tensors behind a difference that names alone have paired: not their path, no value
     that is met with them, and no module that is right."""
-    by_path, known = mapping.by_path, vars(follower).get("found")
+    by_path, known = aligned.mapping.by_path, vars(aligned.follower).get("found")
+    trial = aligned.trial
     right = {module_of(r) for r in trial.pairing.calls.values()} - trial.wrong
     met = {} if known is None else {name: known.partners(name) for name in known.source}
-    return [str(e.reference) for e in mapping.entries
+    return [str(e.reference) for e in aligned.entries
             if not (e.given or e.port.name in by_path)
             and names.owner(e.reference.name) not in right
             and met.get(e.port.name) != [e.reference.name]]  # fmt: skip

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.check import check, layout, report
+from lockstep.check import layout, report
+from lockstep.check.align import pair_tensors
 from lockstep.check.roots.lines import Follower
 from lockstep.check.rungs import labels_of
 from lockstep.check.sides.modules import Calls
@@ -110,7 +111,7 @@ def record_like(program: UserProgram, reference: Trace, out: Path) -> None:
         UserError: the port does, or `out` cannot be written.
     """
     port = Port(program, reference)
-    made = check.pair_tensors(reference, port, {}, Follower(reference, port)).mapping
+    made = pair_tensors(reference, port, {}, Follower(reference, port)).mapping
     given = {f"weights/{n}": x for n, x in port.weights(reference.weights).items()}
     given |= {n: x for n, x in reference.arrays.items() if n.startswith("batch/")}
     for label, steps in labels_of(reference).items():

@@ -135,7 +135,8 @@ def activations(
             figure = norm_gap(a, b)
             masked = reference.unseen(other)
             masked = pairing.masked.get(b.shape[:-1]) if masked is None else masked
-            if masks and not figure <= bound and masked is not None:
+            hidden = masks and masked is not None and not _is_nan_alone(a, b)
+            if hidden and not figure <= bound and masked is not None:
                 elsewhere = norm_gap(a[~masked], b[~masked])
                 rung.masked += [r] * (elsewhere <= bound)
                 figure = min(figure, elsewhere)
@@ -147,6 +148,12 @@ def activations(
     a, b = np.array([ran.loss]), np.array([reference_loss])
     rung.add("loss", "loss", norm_gap(a, b), bounds.of("loss", "loss"), "loss", a, b)
     return rung
+
+
+def _is_nan_alone(a: np.ndarray, b: np.ndarray) -> bool:
+    """Says if one array alone has values that are none: these reach a loss from wherever they are,
+    for zero times NaN is NaN."""
+    return bool(np.isnan(a).any() != np.isnan(b).any())
 
 
 def gradients(

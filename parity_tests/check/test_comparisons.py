@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from lockstep.check import check, excuses, layout, notes
+from lockstep.check import align, check, ends, excuses, judge, layout, notes
 from lockstep.check.causes import statistics
 from lockstep.check.pairing import by_names, entries
 from lockstep.check.pairing.by_values import turns_window
@@ -444,7 +444,7 @@ def test_columns_in_another_order_are_told(order: Iterable[int], told: list[str]
 def test_statistics_among_parameters_are_told() -> None:
     sides = (tensors({"bn.running_mean": (6,)}, "torch"), tensors({"bn_mean": (6,)}, "jax"))
     found = entries.Mapping([], ["bn.running_mean"], ["bn_mean"], [], sides)
-    remedies = [root.remedy for root in check._unmatched(found, check._mapping_rung(found))]
+    remedies = [root.remedy for root in judge._unmatched(found, ends._mapping_rung(found))]
     assert "give both sides' tensors one shape" in remedies[0]
     assert "running statistics are no parameters" in remedies[1]
 
@@ -467,7 +467,7 @@ def test_a_mapping_that_leaves_tensors_open_is_not_taken(tmp_path: Path) -> None
     file = tmp_path / "port.py"
     file.write_text(PLAIN.replace("self.first(x)", "2 * self.first(x)"))
     made = Port(Inside(file), trace)  # type: ignore[arg-type]
-    prover = check.pair_tensors(trace, made, {}, Follower(trace, made))
+    prover = align.pair_tensors(trace, made, {}, Follower(trace, made))
     whole = [*prover.mapping.entries]
     fewer = entries.Mapping(whole[1:], [whole[0].reference.name], [whole[0].port.name], [],
                             prover.mapping.sides)  # fmt: skip

@@ -331,7 +331,7 @@ CASES = {
         root=("update", "", "the schedule is one step ahead")),
     "a schedule that goes on with each gradient": Case(
         TWICE, TWICE, (("        RATE += 1", "    RATE += 1"),),
-        root=("update", "", "the schedule goes on with each of 2 gradients, for with each update")),
+        root=("update", "", "the reference's schedule is 2 times as long: its rate in update 2u")),
     "the rate of no known rule": Case(
         OWN, OWN, (("0.01", "0.02"),),
         root=("update", "learning rate", "2 times the reference's rate")),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.check import check, report, settle
+from lockstep.check import check, judge, report, settle
 from lockstep.check.rungs import Spot
 from lockstep.check.settle import ECHO, EXCUSED, ROOT
 from parity_tests.check.inside import START, check_pair
@@ -52,7 +52,7 @@ def test_each_finding_has_a_fate(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(settle.settle(*given))
         return seen[-1]
 
-    monkeypatch.setattr(check, "settle", keeps)
+    monkeypatch.setattr(judge, "settle", keeps)
     (root,) = check_plain(SLOPE).roots
     kinds = {spot: fate.kind for spot, fate in seen[0].items()}
     assert {kinds[spot] for spot in root.spots} == {ROOT}
@@ -69,7 +69,7 @@ def test_a_dropped_finding_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         found = settle.settle(*given)
         return dict(list(found.items())[:-1])
 
-    monkeypatch.setattr(check, "settle", forgets)
+    monkeypatch.setattr(judge, "settle", forgets)
     with pytest.raises(AssertionError, match="findings without a root, an echo or an excuse"):
         check_plain(SLOPE)
 

@@ -168,7 +168,7 @@ def _explain_by(side: "ChangedSide", roots: list[Root], supposed: bool) -> None:
             continue
         # One number in common fits what has nothing to do with it; more gradients do not.
         number = all(spot.rule == "loss" for root in open_ones for spot in root.spots)
-        if number and side.leaves(seen, roots):
+        if number and (side.leaves(seen, roots) or side.vanishes(seen)):
             continue
         of_gradients = key[0] in OF_GRADIENTS and explained != open_ones
         if of_gradients and all(map(_is_one_number, explained)):
@@ -363,6 +363,13 @@ class ChangedSide:
     def _gaps_of_gradients(self, ours: Arrays, theirs: Arrays) -> dict[str, float]:
         pieces = by_piece(self.evidence.entries, ours, theirs)
         return _gaps_of({name: (a, b) for name, a, b, _ in pieces})
+
+    def vanishes(self, seen: Arrays) -> bool:
+        """Says if a change takes a gradient away from one of the reference's tensors: what does not
+        depend on a value, such as a maximum of it and a constant, has its loss by chance."""
+        theirs = self.both(seen, {}, self.evidence.reference.arrays)[1]
+        before, after = self.evidence.reference.group("grad"), group(theirs, "grad")
+        return any(x.any() and not after[name].any() for name, x in before.items())
 
     def both(self, seen: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
         """Puts a changed run in the place of this side's, of the port's and the reference's."""

@@ -226,8 +226,12 @@ def _rates_by(sizes: np.ndarray, moved: np.ndarray, n: int) -> np.ndarray:
 
 
 def _count_of_steps(evidence: Evidence, rules: list[Rule], n: int) -> Cause | None:
-    """Says if one side's schedule is one step off, or goes on with each gradient, of which `n` make
-    an update: few updates do not show it."""
+    """Says if one side's schedule is one step off, or as many times as long as gradients make an
+    update: few updates do not show it.
+
+    Args:
+        n: gradients that make an update.
+    """
     reference, port = evidence.reference, evidence.port
     theirs_of = reference.group("varied")
     whole = whole_tensors(evidence.entries, reference.weights)
@@ -245,15 +249,16 @@ def _count_of_steps(evidence: Evidence, rules: list[Rule], n: int) -> Cause | No
     if least and (shift := find_shift(theirs[:least].tolist(), ours[:least].tolist())):
         return one_step_off(shift)
     close = ONE * float(theirs.max(initial=0.0))
-    for fast, slow, said in ((ours, theirs, True), (theirs, ours, False)):
+    for fast, slow in ((ours, theirs), (theirs, ours)):
         for start in range(n if n > 1 else 0):
             some_of = slow[start::n][: len(fast)]
             if len(some_of) > n and np.allclose(fast[: len(some_of)], some_of, rtol=0, atol=close):
-                with_each = (f"with each of {n} gradients", "with each update")
-                b, a = with_each if said else reversed(with_each)
-                return Cause(SCHEDULE,
-                             f"the schedule goes on {b}, for {a}",
-                             f"let the schedule go on {a}")  # fmt: skip
+                longer, other = ("port", "reference") if slow is ours else ("reference", "port")
+                text = (f"the {longer}'s schedule is {n} times as long: its rate in update {n}u "
+                        f"is the {other}'s in update u")  # fmt: skip
+                mend = ("make it as long as the reference's, counted in updates; each is made of "
+                        f"{n} gradients")  # fmt: skip
+                return Cause(SCHEDULE, text, mend)
     return None
 
 

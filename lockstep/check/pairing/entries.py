@@ -23,6 +23,11 @@ class Mapping:
                 if paths[0][e.reference.name] == paths[1][e.port.name]}  # fmt: skip
 
     @property
+    def left_on_one_side(self) -> list[str]:
+        """The tensors of either side without a partner."""
+        return [*self.only_reference, *self.only_port]
+
+    @property
     def left_over(self) -> int:
         """How many tensors without a partner both sides have."""
         return min(len(self.only_reference), len(self.only_port))

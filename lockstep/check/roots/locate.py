@@ -82,7 +82,7 @@ def find_roots(
     forward = _fold_inputs(by_number.get("2i", []), calls)
     backward = _seen_by_ends(by_number)
     suspects = _suspects(forward, calls, partnerless)
-    own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless)]
+    own = [s for s in backward if not _follows(s, forward, suspects, calls, partnerless, tapped)]
     own = _first_backward(own, calls)
     roots = _group(forward, "forward", calls, partnerless, tapped)
     for root in roots:
@@ -205,6 +205,7 @@ def _follows(
     suspects: set[str],
     calls: Calls,
     partnerless: list[str],
+    tapped: set[str],
 ) -> bool:
     if spot.rule == "cotangent":
         return spot.where in suspects
@@ -226,13 +227,15 @@ def _follows(
     return not owners & looked_at and any(
         o.startswith(scope)
         for o in owners
-        for scope in map(_scope, forward, [calls] * len(forward))
+        for scope in (_scope(root, calls, tapped) for root in forward)
     )
 
 
-def _scope(spot: Spot, calls: Calls) -> str:
-    """Returns the prefix of names in the module inside which a forward pass is wrong."""
-    call = calls.parents().get(spot.where, "") if spot.rule == "input" else spot.where
+def _scope(spot: Spot, calls: Calls, tapped: set[str]) -> str:
+    """Returns the prefix of names in the module inside which a forward pass is wrong: the one
+    around, where what a call is given is wrong, or is not shown."""
+    before = spot.rule == "input" or spot.where in tapped
+    call = calls.parents().get(spot.where, "") if before else spot.where
     return "" if call in ("", "(root)", "loss") else call.partition("#")[0]
 
 

@@ -243,7 +243,7 @@ def _holds_tensors(call: str, side: str, entries: list[Entry], calls: Calls) -> 
 
 def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     """In the same layer, a name with words in common, or the same, as the numbers of a Sequential.
-    None if nothing speaks for one alone.
+    None if nothing speaks for one alone; words of the module around speak for all that is in it.
     """
     digits = [c for c in p if c.isdigit()]
     fits = [
@@ -254,11 +254,18 @@ def _same_name(p: str, reference: Calls, port: Calls, taken: set[str]) -> str:
     scored = [
         (_likeness(p, r, reference, port) / max(1, len(names.words(p) | names.words(r))), r)
         for r in fits
+        if _own_words(p, port) & _own_words(r, reference)
     ]
     best = max(scored, default=(0.0, ""))
     if best[0] > 0 and [s for s, _ in scored].count(best[0]) == 1:
         return best[1]
     return p if p in fits else ""
+
+
+def _own_words(call: str, side: Calls) -> frozenset[str]:
+    """Returns the words of a call's own name and of its kind, without those of what is around."""
+    own = names.segments(module_of(call))[-1:]
+    return names.words(own[0] if own else "") | names.words(side.kinds[call])
 
 
 def _digits(name: str) -> str:
