@@ -20,7 +20,7 @@ from lockstep.weights.huggingface import INDEX, SINGLE
 def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> list[str]:
     """Writes the command; only the flags for a model that a trainer's flags cannot express.
 
-    For several machines it is the command of one: docs/distributed.md says how each is started.
+    For several machines it is the command of one: docs/runs.md says how each is started.
     """
     words: list[str] = []
     for name, value in flags(given, s, mesh).items():
