@@ -365,8 +365,8 @@ class ChangedSide:
         return _gaps_of({name: (a, b) for name, a, b, _ in pieces})
 
     def vanishes(self, seen: Arrays) -> bool:
-        """Says if a change takes away the gradient that arrives at one of the reference's modules: a
-        loss that no longer depends on a value, such as the maximum of it and a constant, is the
+        """Says if a change takes away the gradient that arrives at one of the reference's modules:
+        a loss that no longer depends on a value, such as the maximum of it and a constant, is the
         other side's by chance."""
         before = self.evidence.reference.arrays
         after = self.both(seen, {}, before)[1]
