@@ -108,16 +108,6 @@ def _benchmark(file: str, name: str, kind: str) -> Table:
     return Table(path, f"{command} --out {{file}}", partial(report.make, kind), kind)
 
 
-def _of_contenders(*contenders: str) -> Table:
-    """The cells of some trainers on one H200."""
-
-    def make(rows: Rows) -> str:
-        own = [row for row in rows.values() if row["cell"]["contender"] in contenders]
-        return report.table(report.merge_rounds(own))
-
-    return _benchmark("h200", "gpu", "gpt2")._replace(make=make)
-
-
 def _by_model(rows: Rows) -> str:
     """A table for each model, whose rows alone are compared."""
     models: dict[tuple[str, int, int], list[Row]] = {}
@@ -135,10 +125,9 @@ PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladd
 TABLES: dict[str, Table] = {
     "status": PARITY,
     "policies": PARITY._replace(command="", make=ladder.policies),
-    **{f"parity_{time}".replace("-", "_"):
-       _of_ladder(f"parity-{time}", f"{LADDER} --device cuda -k test_rung --status {{file}}",
-                  ladder.verdicts)
-       for time in ("h100", "h200", "h200-since", "h200-again")},
+    "parity_h100": _of_ladder(
+        "parity-h100", f"{LADDER} --device cuda -k test_rung --status {{file}}", ladder.verdicts
+    ),
     "power": _of_ladder("power", "lockstep power --out {file}", ladder.power),
     "smallest": _of_ladder("smallest", "lockstep power --grade --out {file}", ladder.smallest),
     "specificity": _of_ladder(
@@ -154,16 +143,9 @@ TABLES: dict[str, Table] = {
     **{path.stem: _benchmark(path.stem, "speed", "speed")
        for path in sorted((ROOT / "benchmarks" / "results").glob("speed-*.jsonl"))},
     "cpu312_speed": _benchmark("cpu312", "speed --only jax", "speed"),
-    # GPT-2's cells, each framework alone: the losses of both part too far for one table.
-    "h200_jax": _of_contenders("jax", "bare-jax"),
-    "h200_torch": _of_contenders("torch", "torch-compiled", "nanogpt"),
-    **{f"h200_{name}":
-       _benchmark(f"h200-{file}", "frameworks --device cuda", "frameworks")._replace(make=_by_model)
-       for name, file in (("frameworks", "since"), ("alone", "alone"), ("presets", "presets"))},
     "h100": _benchmark("h100", "frameworks --device cuda", "frameworks")._replace(make=_by_model),
     "public_ports": _benchmark("public_ports", "public-ports --root DIR", "public-ports"),
     "cuda_grid": _benchmark("cuda_grid", "cuda-grid", "cuda-grid"),
-    "inductor": _benchmark("inductor", "inductor", "inductor"),
 }  # fmt: skip
 LEARN = Table("docs/results/learn.jsonl", "python -m benchmarks.lesson", lambda rows: "")
 
@@ -194,7 +176,6 @@ MADE: dict[str, Callable[[], str]] = {
     "plan_meshes": programs.table_of_meshes,
     "published_groups": rates.table,
     "published_worst": published.table_of_worst,
-    "published_peaks": published.table_of_peaks,
 }
 
 

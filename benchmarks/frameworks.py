@@ -1,4 +1,4 @@
-"""The tables of docs/frameworks.md: what a step of four models costs on six cards, in JAX, PyTorch
+"""The tables of docs/benchmarks.md: what a step of four models costs on six cards, in JAX, PyTorch
 and compiled PyTorch; measured by us, published by others, or predicted by `lockstep plan`."""
 
 from collections.abc import Callable, Iterable

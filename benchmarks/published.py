@@ -247,21 +247,6 @@ def table_of_worst() -> str:
     return _runs(found[:WORST], "accum", "micro-batches")
 
 
-def table_of_peaks() -> str:
-    """Each peak of memory whose run the plan can be asked about, and what it was a peak of."""
-    head = ["run", "said to be", "measured, GB", "plan, GB", "plan / measured",
-            "why it is not compared"]  # fmt: skip
-    rows = []
-    found = [point for point in points() if point.peak_gb and not point.predictable]
-    for point in sorted(found, key=lambda point: -abs(math.log(point.memory_ratio))):
-        planned = point.memory_ratio * float(point.peak_gb)
-        figures = float(point.peak_gb), planned, point.memory_ratio
-        rows.append([
-            _name(point), point.peak_what, *(f"{each:.2f}" for each in figures), point.incomparable
-        ])  # fmt: skip
-    return markdown(head, rows)
-
-
 def _runs(found: list[Point], column: str, head: str) -> str:
     return markdown(["predicted / measured tokens/s", "tokens/s", "run", head, "source"], [
         [f"{point.time_ratio:.2f}", f"{float(point.tokens_per_s):,.0f}", _name(point),

@@ -94,7 +94,7 @@ def drift(device: str) -> list[Job]:
 
 
 def frameworks(device: str) -> list[Job]:
-    """Models of docs/frameworks.md on one GPU; in float32 fewer steps, for they are slow.
+    """Models of docs/benchmarks.md on one GPU; in float32 fewer steps, for they are slow.
 
     On a CPU GPT-2 alone, one row at a time.
     """
