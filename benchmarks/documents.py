@@ -124,7 +124,7 @@ def _by_model(rows: Rows) -> str:
 PARITY = _of_ladder("parity", f"{LADDER} -n auto --full --status {{file}}", ladder.status)
 TABLES: dict[str, Table] = {
     "status": PARITY,
-    "policies": PARITY._replace(command="", make=ladder.policies),
+    "policies": PARITY._replace(command="", make=partial(ladder.with_remark, ladder.policies)),
     "parity_h100": _of_ladder(
         "parity-h100", f"{LADDER} --device cuda -k test_rung --status {{file}}", ladder.verdicts
     ),
