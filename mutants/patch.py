@@ -1,6 +1,7 @@
 """Changes that a mutant makes to its twin. Each function here returns one that makes it.
 
-A stage of the step is a method of `step.Trainer`; a graded mutant is called with its size.
+A stage of the step is a method of `step.Trainer`; a graded mutant is called with its size. A change
+lasts as long as the process, or as the block of `planted`.
 """
 
 import __future__
@@ -8,10 +9,12 @@ import __future__
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import CodeType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -21,12 +24,26 @@ from lockstep.devices import Capabilities
 from lockstep.model.state import TrainState
 
 Plant = Callable[..., None]
+CHANGES = ExitStack()  # undoes what is planted
+
+
+@contextmanager
+def planted(plant: Plant) -> Iterator[None]:
+    """Plants a bug for the length of a block; a test's process is sound again afterwards."""
+    with CHANGES:
+        plant()
+        yield
+
+
+def change(owner: Any, name: str, value: Any) -> None:
+    """Sets `owner.name`, an attribute that there is."""
+    CHANGES.enter_context(mock.patch.object(owner, name, value))
 
 
 def assign(owner: Any, name: str, value: Any) -> Plant:
     """`owner.name` becomes `value`, or the size."""
     assert hasattr(owner, name), f"{owner} has no {name}: nothing would use it"
-    return lambda *size: setattr(owner, name, *(size or [value]))
+    return lambda *size: change(owner, name, *(size or [value]))
 
 
 def edit(function: Any, *texts: str) -> Plant:
@@ -37,12 +54,13 @@ def edit(function: Any, *texts: str) -> Plant:
     Args:
         function: of a module or a class, or a property.
     """
-    function = find_function(function)
-    return lambda: setattr(function, "__code__", make_code(function, *texts))
+    function = inspect.unwrap(getattr(function, "fget", function))
 
+    def plant() -> None:
+        CHANGES.callback(setattr, function, "__code__", function.__code__)
+        function.__code__ = make_code(function, *texts)
 
-def find_function(function: Any) -> Any:
-    return inspect.unwrap(getattr(function, "fget", function))
+    return plant
 
 
 def make_code(function: Any, *texts: str) -> CodeType:
@@ -77,7 +95,7 @@ def wrap(owner: Any, name: str, wrong: Callable) -> Plant:
 
     def plant(*size: float) -> None:
         right, graded = getattr(owner, name), dict(zip(["size"], size))
-        setattr(owner, name, lambda *args, **rest: wrong(right, *args, **rest, **graded))
+        change(owner, name, lambda *args, **rest: wrong(right, *args, **rest, **graded))
 
     return plant
 

@@ -51,9 +51,7 @@ TABLES = {
     "bare peer": Table("benchmarks.peers.bugs",
                        r"/test_peers_bare\.py::test_a_difference_is_called"),
     "dtype": Table("parity_tests.twins.test_roles", r"/test_roles\.py::test_a_planted_bug"),
-    "shared": Table("parity_tests.oracles.bugs", r"oracles/test_bugs\.py::test_a_planted_bug"),
-    "autotune": Table("parity_tests.runs.test_autotune", r"/test_autotune\.py::test_a_planted_bug"),
-    "reader": Table("parity_tests.input.test_fuzz", r"/test_fuzz\.py::test_a_planted_bug"),
+    "oracle": Table("parity_tests.oracles.bugs", r"oracles/test_bugs\.py::test_oracle_fails"),
 }  # fmt: skip
 
 

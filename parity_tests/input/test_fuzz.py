@@ -1,7 +1,7 @@
 """Hostile files never crash or hang a reader, and take bounded memory.
 
 The forms that people exchange are fuzzed, always with the same cases; `--fuzz N` draws N others.
-Each reader has one hostile example for each bug that is planted in it.
+Each reader refuses one hostile example or more.
 """
 
 import json
@@ -14,23 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from pyarrow.parquet import ParquetFile
 
 from benchmarks import report
 from lockstep import results
-from lockstep.check.pairing import by_names
-from lockstep.check.sides import trace
-from lockstep.config import config, huggingface, islands
-from lockstep.data import corpus, prepared, records, tokenizer
-from lockstep.data import stream as data_stream
+from lockstep.data import corpus, tokenizer
 from lockstep.errors import require
-from lockstep.files import stream, untrusted
 from lockstep.monitor import gaps
 from lockstep.plan import shape
-from lockstep.run import checkpoint, directory, record, runlog
+from lockstep.run import directory, runlog
 from lockstep.train import trainer
-from lockstep.weights import huggingface as folders
-from lockstep.weights import llmc, nanogpt
 from parity_tests.input.bounds import TooSlow, check_refusal, limit
 from parity_tests.input.forms import ARGUMENTS, FORMS, HEADER, ckpt, llmc_file, place
 from parity_tests.input.hostile_runs import CONFIG, CONFIG_JSON, make_run
@@ -48,7 +40,7 @@ def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
         assert form.accepts(form.sign(files), tmp_path)
 
 
-@tier("rest", guard="a bug planted in each reader")
+@tier("rest", guard="a hostile example for each reader")
 @pytest.mark.parametrize("name", FORMS)
 def test_hostile_files(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Refused or accepted, but no crash: `Form.accepts` says what is looked at."""
@@ -68,43 +60,22 @@ def test_hostile_files(name: str, tmp_path: Path, request: pytest.FixtureRequest
     assert outcomes[True] > 0, "nothing was accepted: what is read is never looked at"
 
 
-def python_s_own(file: Path, *, limit: int) -> Any:
-    return json.loads(file.read_text())
-
-
-def anything(*_: object) -> bool:
-    return True
-
-
-# --- bugs that are planted in readers
+# --- one hostile example or more for each reader
 
 
 class Example(NamedTuple):
-    """A hostile example for a reader, and the bug that accepts it or that it crashes."""
+    """Files that a reader refuses."""
 
     reader: str
-    module: Any
-    function: str
-    bug: Any
     files: Files
     read: Callable[[Path], Any]
 
 
-def trusting_open(parquet: Any, file: Path) -> ParquetFile:
-    """`records._open` without its `except`."""
-    return ParquetFile(file)
-
-
-def trusting_entry(name: str, tensor: Any) -> stream.TensorEntry:
-    """`stream._entry` without what it refuses."""
-    return stream.TensorEntry(stream.DTYPES[tensor.get_dtype()], tuple(tensor.get_shape()))
-
-
-def exchanged(form: str, module: Any, function: str, bug: Any, **changed: bytes) -> Example:
+def exchanged(form: str, **changed: bytes) -> Example:
     """Makes an example of a form in which some files are changed, named by their beginnings."""
     files = FORMS[form].made()[0]
     other = {name: changed.get(name.partition(".")[0], content) for name, content in files.items()}
-    return Example(form, module, function, bug, FORMS[form].sign(other), FORMS[form].read)
+    return Example(form, FORMS[form].sign(other), FORMS[form].read)
 
 
 def edited(form: str, name: str, old: bytes, new: bytes) -> bytes:
@@ -133,75 +104,49 @@ def int32(*numbers: int) -> bytes:
 
 MEASURED = dict.fromkeys(results.MEASURED) | {"device": "cpu"}
 EXAMPLES = [
-    exchanged("checkpoint", stream, "_entry", trusting_entry,
-              weights=edited("checkpoint", "weights.safetensors", b'"F64"', b'"I64"')),
-    exchanged("checkpoint", record, "_is_whole", anything,
-              state=edited("checkpoint", "state.json", b'"step": 1000', b'"step": -1')),
-    exchanged("checkpoint", record, "read_json", python_s_own, state=3000 * b"["),
-    exchanged("prepared", prepared, "require_fields", anything, data=b"{}"),
-    exchanged("weights", folders, "require", anything, **{
+    exchanged("checkpoint", weights=edited(
+        "checkpoint", "weights.safetensors", b'"F64"', b'"I64"')),
+    exchanged("checkpoint", state=edited(
+        "checkpoint", "state.json", b'"step": 1000', b'"step": -1')),
+    exchanged("checkpoint", state=3000 * b"["),
+    exchanged("prepared", data=b"{}"),
+    exchanged("weights", **{
         file.partition(".")[0]: edited("weights", file, b"model.norm.weight", b"model.norm.waight")
         for file in ("model.safetensors.index.json", "a.safetensors")}),
-    exchanged("llmc", llmc, "require", anything, a=llmc_file([20240326, 4, *HEADER[2:]])),
-    exchanged("ckpt", nanogpt, "require_fields", anything, ckpt=ckpt(ARGUMENTS | {"bias": 1})),
-    exchanged("trace", trace, "_problem", lambda about: "", trace=b"{}"),
-    exchanged("map", by_names, "require", anything, map=b'{"tensors": 3}'),
-    Example("config", directory, "read_json", python_s_own, {"config.json": b"0"},
+    exchanged("llmc", a=llmc_file([20240326, 4, *HEADER[2:]])),
+    exchanged("ckpt", ckpt=ckpt(ARGUMENTS | {"bias": 1})),
+    exchanged("trace", trace=b"{}"),
+    exchanged("map", map=b'{"tensors": 3}'),
+    Example("config", {"config.json": b"0"}, directory.read_record),
+    Example("config", {"config.json": json.dumps(CONFIG_JSON | {"config": 0}).encode()},
             directory.read_record),
-    Example("config", config, "require_fields", anything,
-            {"config.json": json.dumps(CONFIG_JSON | {"config": 0}).encode()},
-            directory.read_record),
-    Example("run", trainer, "restore", lambda config, run, warn: checkpoint.latest(run, warn), {},
-            read_run),
-    Example("log", runlog, "_is_row", lambda row: "step" in row, {"log.jsonl": b'{"step": 1}'},
-            read_log),
-    Example("log", untrusted, "_finite", float,
-            {"log.jsonl": b'{"kind": "eval", "step": 1, "val_loss": 1e999}'}, read_log),
-    Example("data", corpus, "require", anything, {"train.bin": 40 * b"a"},
-            lambda folder: corpus.load(str(folder))),
-    Example("rows", records, "parse_json", lambda line, **_: json.loads(line), {"a.jsonl": b"{"},
-            lambda folder: corpus.load(str(folder / "a.jsonl"))),
-    Example("parquet", records, "_open", trusting_open, {"a.parquet": b"PAR1"},
+    Example("run", {}, read_run),
+    Example("log", {"log.jsonl": b'{"step": 1}'}, read_log),
+    Example("log", {"log.jsonl": b'{"kind": "eval", "step": 1, "val_loss": 1e999}'}, read_log),
+    Example("data", {"train.bin": 40 * b"a"}, lambda folder: corpus.load(str(folder))),
+    Example("rows", {"a.jsonl": b"{"}, lambda folder: corpus.load(str(folder / "a.jsonl"))),
+    Example("parquet", {"a.parquet": b"PAR1"},
             lambda folder: corpus.load(str(folder / "a.parquet"))),
-    Example("bin", data_stream, "require", anything,
-            {"a.bin": int32(20240520, 1, 40) + 79 * b"a"},
+    Example("bin", {"a.bin": int32(20240520, 1, 40) + 79 * b"a"},
             lambda folder: corpus.load(str(folder / "a.bin"))),
-    Example("tokenizer", tokenizer, "_ask", lambda function, *given, **named: function(*given,
-            **named), {"tokenizer.json": b"0"}, tokenizer.FromFile),
-    Example("curves", gaps, "read_json", lambda file, **_: json.loads(file.read_text()),
-            {"curves.json": 200_000 * b"["}, gaps.read),
-    Example("plan", huggingface._Reader, "get", lambda self, key: self.content.get(key.name),
-            {"config.json": b'{"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}'},
+    Example("tokenizer", {"tokenizer.json": b"0"}, tokenizer.FromFile),
+    Example("curves", {"curves.json": 200_000 * b"["}, gaps.read),
+    Example("plan", {
+        "config.json": b'{"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}'},
             lambda folder: shape.of(str(folder / "config.json"), None)),
-    Example("islands", islands, "translate", str, {},
-            lambda folder: CONFIG.replace(fp32_islands="*x")),
-    Example("result", results, "parse_json", lambda line, **_: json.loads(line),
-            {"power.json": b"\0"}, lambda folder: results.read(folder / "power.json")),
-    Example("report", report, "UserError", ValueError,
+    Example("islands", {}, lambda folder: CONFIG.replace(fp32_islands="*x")),
+    Example("result", {"power.json": b"\0"},
+            lambda folder: results.read(folder / "power.json")),
+    Example("report",
             {"a.jsonl": json.dumps({"name": "a", "cell": 0, "measured": MEASURED}).encode()},
             lambda folder: report.write(folder / "a.jsonl")),
 ]  # fmt: skip
-
-
-BUGS = EXAMPLES
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.reader)
 def test_an_example_is_refused(example: Example, tmp_path: Path) -> None:
     place(example.files, tmp_path)
     check_refusal(lambda: example.read(tmp_path / "given"))
-
-
-@pytest.mark.parametrize(("reader", "module", "function", "bug", "files", "read"), EXAMPLES)
-def test_a_planted_bug_accepts_an_example_or_crashes(
-    reader: str, module: Any, function: str, bug: Any, files: Files, read: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(module, function, bug)
-    place(files, tmp_path)
-    with pytest.raises((Exception, pytest.fail.Exception)) as caught:
-        check_refusal(lambda: read(tmp_path / "given"))
-    assert f"{getattr(bug, '__name__', '')}() " not in str(caught.value)
 
 
 def test_too_much_time_and_memory_are_seen() -> None:

@@ -1,22 +1,22 @@
-"""Planted bugs in what both twins share, and in what is logged, evaluated, sampled and exported.
+"""Planted bugs of training semantics, each with the oracle that must fail under it.
 
-Each is a change of a function of the product, and names the check of this folder that must fail.
+Most are in code that both twins share, or are the same in both, so that no comparison of the twins
+shows them. Bugs of one twin are in `lockstep.parity.catalogue`.
 """
 
-import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx
+import optax
 import torch
-from onnx import numpy_helper
+import torch.nn.functional as F
 
 import jax_impl.dropout
 import jax_impl.extra.attention
@@ -40,29 +40,20 @@ import torch_ref.loss
 import torch_ref.model
 import torch_ref.optim
 import torch_ref.step
-import torch_ref.twin
-from lockstep.check import accept
-from lockstep.cli import sample, trainers
-from lockstep.config import Config, ModelConfig, huggingface
+from lockstep.config import Config
 from lockstep.config import config as config_module
-from lockstep.config.rope import Rope
-from lockstep.data import batches, chat, prepared, tokenizer
+from lockstep.config.tensors import ADAPTERS
+from lockstep.data import batches
 from lockstep.data.batch import Batch
-from lockstep.data.documents import Documents
+from lockstep.data.documents import Documents, Piece
 from lockstep.formats.rounding import NeutralRounding
 from lockstep.judge import compare
-from lockstep.model import flops, params
-from lockstep.monitor import history, listing, prune
+from lockstep.model import params
+from lockstep.model.segments import segments
+from lockstep.model.stacked import is_stacked
 from lockstep.parity import case
-from lockstep.plan import roofline
-from lockstep.run import checkpoint, runlog
-from lockstep.train import closing, loss_scale, memory, nonfinite, sampling, track
-from lockstep.train.loop import Loop, Pace
-from lockstep.train.options import Watching
-from lockstep.train.schedule import learning_rates
-from lockstep.weights import about, adapters, export, forward, llmc, onnx_export
-from lockstep.weights.merged import Weights
-from parity_tests.planting import Plant, edit, edit_each, put, several, wrap
+from lockstep.train import loss_scale
+from mutants.patch import Plant, after, assign, both, wrap
 
 
 @dataclass(frozen=True)
@@ -70,640 +61,496 @@ class Bug:
     """A mistake under a name.
 
     Args:
-        kind: the test file that has the check, without test_.
-        check: the function that must fail.
-        given: its arguments.
+        file: the test file of this folder that has the oracle, without test_.
+        test: the test that must fail, without test_.
+        arguments: the test's.
     """
 
     name: str
-    kind: str
-    check: str
+    file: str
+    test: str
     plant: Plant
-    given: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
 
 
-def shorten(x: Any) -> Any:
-    """Numbers of six digits, in whatever they stand."""
-    if isinstance(x, dict):
-        return {name: shorten(value) for name, value in x.items()}
-    return float(f"{x:g}") if isinstance(x, float) else x
-
-
-TRAINERS = jax_impl.step.Trainer, torch_ref.step.Trainer
-JAX_TRAINER, TORCH_TRAINER = TRAINERS
+JAX, TORCH = jax_impl.step.Trainer, torch_ref.step.Trainer
 DROPOUTS = jax_impl.dropout.Dropout, torch_ref.dropout.Dropout
-JAX_TWIN, TORCH_TWIN = jax_impl.twin.JaxTwin, torch_ref.twin.TorchTwin
-SAMPLE, REPORT, TO_FLAGS = sample._sample, Loop.report, closing.to_flags
+ROUNDINGS = jax_impl.extra.formats.rounding.Rounding, torch_ref.extra.formats.rounding.Rounding
+JAX_EVALUATION = jax_impl.extra.evaluation.OtherPolicy
+TORCH_EVALUATION = torch_ref.extra.evaluation.OtherPolicy
+
+
+def in_both(owners: tuple[Any, ...], name: str, wrong: Callable) -> Plant:
+    return both(*(wrap(owner, name, wrong) for owner in owners))
+
+
+# --- the windows of the data
+
+
+def with_key(**change: Callable[[Any], Any]) -> Plant:
+    """Draws each micro-batch by another seed, split, step or micro-step."""
+    return wrap(batches, "batch", lambda right, tokens, **key: right(
+        tokens, **{name: change.get(name, lambda x: x)(x) for name, x in key.items()}))  # fmt: skip
+
+
+def read_first_rows(
+    right: Callable, tokens: Any, own: np.ndarray | None = None, **key: Any
+) -> Batch:
+    drawn = right(tokens, **key)
+    if own is None:
+        return drawn
+
+    def put(rows: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(rows)
+        found[own] = rows[: len(own)]
+        return found
+
+    return drawn.map_arrays(put)
+
+
+def leave_out_fitting(right: Callable, self: Documents, first: int, context: int) -> list[Piece]:
+    pieces = right(self, first, context)
+    filled = sum(len(tokens) for tokens, *_ in pieces) == context
+    return pieces[:-1] if filled and len(pieces) > 1 else pieces
+
+
+def stop_at_last(right: Callable, self: Documents, first: int, context: int) -> list[Piece]:
+    assert self.ends is not None
+    return right(self, first, context)[: len(self.ends) - first]
+
+
+def count_tokens(self: Documents, start: int, stop: int) -> Piece:
+    tokens, counts = self.tokens[start:stop].astype(np.int32), self.counts
+    assert counts is not None
+    own = counts[start : stop - 1].astype(bool)
+    return tokens[:-1], np.where(own, tokens[1:], 0), own
+
 
 DATA: list[tuple[Any, ...]] = [
-    ("targets-begin-in-a-prompt", "tokens_at_an_edge", edit(
-        tokenizer.FromFile.encode, "offsets[:, 0], offsets[:, 1]",
-        "offsets[:, 1] - 1, offsets[:, 1]")),
-    ("targets-end-in-a-prompt", "tokens_at_an_edge", edit(
-        tokenizer.FromFile.encode, "offsets[:, 0], offsets[:, 1]",
-        "offsets[:, 0], offsets[:, 0] + 1")),
-    ("templates-keep-blanks", "templates", edit(
-        chat.compile_template, "lstrip_blocks=True", "lstrip_blocks=False"), "indented"),
-    ("templates-keep-line-ends", "templates", edit(
-        chat.compile_template, "trim_blocks=True", "trim_blocks=False"), "indented"),
-    ("templates-lose-special-tokens", "templates", edit(
-        chat.compile_template, "special, messages", "{}, messages"), "indented"),
-    ("templates-escape-letters", "templates", edit(
-        chat.compile_template, "ensure_ascii=False", "ensure_ascii=True"), "json"),
-    ("absent-tools-are-undefined", "templates", edit(
-        chat.compile_template, '{"tools": None, "documents": None}', "{}"), "tools"),
-    ("marked-answers-are-lost", "templates", edit(
-        chat.compile_template, "nodes.Scope(body", "nodes.Scope([]"), "generation"),
-    ("windows-repeat-after-1000", "windows", edit(
-        batches.batch, "micro_step, step]", "micro_step, step % 1000]")),
-    ("micro-batches-alike-in-data", "windows", edit(
-        batches.batch, "micro_step, step]", "micro_step % 8, step]")),
-    ("seed-reaches-no-window", "windows", edit(batches.batch, "key=[seed", "key=[0")),
-    ("validation-draws-as-training", "windows", edit(batches.batch, "SPLITS[split]", "0")),
-    ("last-window-never-drawn", "windows", edit(
-        batches._read, "len(tokens) - context", "len(tokens) - 1 - context")),
-    ("own-rows-are-the-first", "own_rows", edit(
-        batches.batch, "numbers[own]", "numbers[: len(own)]")),
-    ("fitting-document-left-out", "packed_rows", edit(
-        Documents.whole, "stop - start - 1 > left", "stop - start - 1 >= left")),
-    ("no-document-after-the-last", "packed_rows", edit(
-        Documents.whole, "< len(self.ends):", "< len(self.ends) - first:")),
-    ("token-counts-for-its-target", "masked_stream", edit(
-        Documents.taken, "self.counts[start + 1 : stop]", "self.counts[start : stop - 1]")),
-    *((f"mask-of-{split}-lost", "masks", edit(
-        prepared.Writer.add, "not document.counts.all()",
-        f'not (document.counts.all() or self.files["bin"].name.endswith("{file}.bin"))'), file)
-      for split, file in (("held-out", "val"), ("training", "train"))),
-    ("documents-padded-by-their-tokenizer", "tokenizer", edit(
-        tokenizer.FromFile.__init__, "_ask(self.inner.no_padding)", "pass")),
-    ("documents-cut-by-their-tokenizer", "tokenizer", edit(
-        tokenizer.FromFile.__init__, "_ask(self.inner.no_truncation)", "pass")),
-    ("documents-begin-as-prompts", "tokenizer", edit(
-        tokenizer.FromFile.encode, "add_special_tokens=False", "add_special_tokens=True")),
+    ("windows-repeat-after-1000", "windows_match_philox", with_key(step=lambda step: step % 1000)),
+    ("micro-batches-alike-in-data", "windows_match_philox", with_key(
+        micro_step=lambda micro_step: micro_step % 8)),
+    ("seed-reaches-no-window", "windows_match_philox", with_key(seed=lambda seed: 0)),
+    ("validation-draws-as-training", "windows_match_philox", with_key(
+        split=lambda split: "train")),
+    ("last-window-never-drawn", "windows_match_philox", wrap(
+        batches, "_read", lambda right, tokens, *rest: right(tokens[:-1], *rest))),
+    ("own-rows-are-the-first", "own_rows_are_read_alone", wrap(batches, "batch", read_first_rows)),
+    ("fitting-document-left-out", "packed_rows", wrap(Documents, "whole", leave_out_fitting)),
+    ("no-document-after-the-last", "packed_rows", wrap(Documents, "whole", stop_at_last)),
+    ("token-counts-for-its-target", "masked_stream", assign(Documents, "taken", count_tokens)),
 ]  # fmt: skip
 
 
-# --- initial values and decay
+# --- initial values, decay, and what is trained
 
+
+def change_initial(change: Callable[[str, np.ndarray], np.ndarray]) -> Plant:
+    """Changes each tensor that is drawn."""
+    return wrap(params, "_initial", lambda right, name, *rest: change(name, right(name, *rest)))
+
+
+def change_ends(name: str, x: np.ndarray) -> np.ndarray:
+    residual = name.endswith(("attn.proj.weight", "mlp.down.weight"))
+    return x * np.float32(math.sqrt(2)) if residual else x
+
+
+def trains_if(rule: Callable[[bool, bool, bool], bool]) -> Plant:
+    """Decides by whether a tensor is frozen, whether there are adapters, and whether it is one."""
+
+    def wrong(right: Callable, name: str, model: Any, patterns: str) -> bool:
+        frozen = not right(name, replace(model, lora_rank=0), patterns)
+        return rule(frozen, model.lora_rank > 0, name.endswith(ADAPTERS))
+
+    return wrap(config_module, "trains", wrong)
+
+
+def decays_if(rule: Callable[[bool, str], bool]) -> Plant:
+    """In both twins, by whether a tensor should and by its name."""
+    owners = jax_impl.step, torch_ref.optim
+    return in_both(owners, "decays", lambda right, name, *patterns: rule(
+        right(name, *patterns), name))  # fmt: skip
+
+
+def reverse_layers(right: Callable, self: Any, measure: Callable, tensors: Any) -> jax.Array:
+    return right(self, measure, {n: x[::-1] if is_stacked(n) else x for n, x in tensors.items()})
+
+
+EVERY = "embed,blocks.*.attn,*.norm1"
 INITIAL: list[tuple[Any, ...]] = [
-    ("residual-init-without-2", "values", edit(
-        params._initial, "2 * model.n_layer", "model.n_layer"), "tiny"),
-    ("positions-half-as-wide", "transformers", edit(
-        params._initial, "else 0.02", 'else 0.01 if name.startswith("position") else 0.02')),
-    ("weights-begin-rounded", "values", edit(
-        params._initial, "generator.standard_normal(shape, np.float32) * np.float32(std)",
-        '(generator.standard_normal(shape) * std).astype("bfloat16").astype("float32")'), "tiny"),
-    ("adapters-of-seed-0-beside-given-weights", "seeds_of_adapters", edit(
-        params.initial, "model, seed)", "model, 0 if given else seed)")),
-    ("adapters-of-zeros-beside-given-weights", "seeds_of_adapters", edit(
-        params.initial, "model, seed)", "model, seed) * (not given)")),
-    ("adapters-a-third-as-wide", "peft", edit(
-        params._initial, "shape[1] ** -0.5", "(3 * shape[1]) ** -0.5")),
-    ("llm-c-s-positions-all-read", "llm_c", edit(
-        llmc.read_tensors, "shapes(model)", "shapes(wanted)"), "7"),
-    ("llm-c-s-layers-first", "llm_c", put(llmc, "_order", lambda model: (
-        *params.shapes(model),)), "12"),
-    ("llm-c-s-layers-sorted-as-text", "llm_c", edit(
-        llmc._order, "range(model.n_layer)", "sorted(range(model.n_layer), key=str)"), "12"),
-    ("llm-c-s-last-positions", "llm_c", edit(
-        llmc.read_tensors, "read_into(stream, start,", "read_into(stream, start - "
-        "found[name].nbytes + math.prod(shapes(model)[name]) * dtype.itemsize,"), "7"),
-    ("adapters-add-at-the-start", "peft", edit(
-        params._initial, "np.zeros(shape, np.float32)", "np.full(shape, 0.01, np.float32)")),
-    ("seed-reaches-no-weight", "seeds", edit(params._initial, "key=[seed", "key=[0")),
-    ("layers-begin-alike", "seeds", edit(
-        params._initial, "name.encode()", 'name.lstrip("blocks.0123456789").encode()')),
-    ("trained-adapters-though-frozen", "trained", edit(
-        config_module.trains, "not frozen and (not model.lora_rank or name.endswith(ADAPTERS))",
-        "name.endswith(ADAPTERS) if model.lora_rank else not frozen"), "lora", "*.mlp"),
-    ("trained-beside-adapters", "trained", edit(
-        config_module.trains, "not model.lora_rank or", "True or"), "lora", ""),
-    ("trained-though-frozen", "trained", edit(config_module.trains, "not frozen and ", ""),
-     "tiny", "embed,blocks.*.attn,*.norm1"),
-    ("trained-but-for-one-a", "trained", edit(config_module.trains, "ADAPTERS", '".lora_b"'),
-     "lora", ""),
-    ("adapters-do-not-decay", "decay", edit(params.decays, "*ADAPTERS", ""), "torch", "lora"),
-    ("only-a-decays", "decay", edit(params.decays, "*ADAPTERS", '".lora_a"'), "jax", "lora"),
-    ("embeddings-decay", "decay", edit(
-        params.decays, '"head.weight"', '"head.weight", "embed.weight"'), "torch", "tiny"),
-    ("gains-decay", "decay", edit(
-        params.decays, '"head.weight"', '"head.weight", "norm.weight"'), "torch", "tiny"),
-    ("patterns-of-decay-forgotten", "decay", edit(
-        params.decays, "not patterns or", "True or"), "torch", "tiny", "blocks.*.mlp,head"),
-    ("stacked-names-decay", "decay", edit(
-        JAX_TRAINER.__init__, "decays(self.canonical(n),", "decays(n,"),
-     "jax", "tiny", "blocks.*.mlp,head", "scan"),
-    ("stacked-names-are-frozen", "what_moves", edit(
-        Config.trained, "trains(name,", 'trains(name.replace(".0", "").replace(".1", ""),'),
-     "scan"),
-    ("norms-of-stacked-layers-turned", "what_moves", edit(
-        jax_impl.extra.scan.Stacked.by_tensor, "(measure)(x)", "(measure)(x[::-1])"),
-     "scan"),
-    *((f"one-program-for-layers-of-another-{name}", "one_program", edit(
-        Config._patterns, "in given.items()", f'in given.items() if f != "--{flag}"'),
-       flag.replace("-", "_")) for name, flag in (
-        ("decay", "decay"), ("freeze", "freeze"), ("adapter", "lora-targets"))),
+    ("residual-init-without-2", "initial_values", change_initial(change_ends), "tiny"),
+    ("positions-half-as-wide", "initial_values_match_transformers", change_initial(
+        lambda name, x: x / 2 if name.startswith("position") else x)),
+    ("weights-begin-rounded", "initial_values", change_initial(
+        lambda name, x: x.astype("bfloat16").astype(np.float32)), "tiny"),
+    ("adapters-of-seed-0-beside-given-weights", "adapters_beside_given_weights", wrap(
+        params, "initial", lambda right, model, seed, given=None: right(
+            model, 0 if given else seed, given))),
+    ("adapters-a-third-as-wide", "adapters_match_peft", change_initial(
+        lambda name, x: x / np.float32(math.sqrt(3)) if name.endswith(".lora_a") else x)),
+    ("adapters-add-at-the-start", "adapters_match_peft", change_initial(
+        lambda name, x: x + np.float32(0.01) if name.endswith(".lora_b") else x)),
+    ("seed-reaches-no-weight", "seeds_draw_other_weights", wrap(
+        params, "_initial", lambda right, name, shape, model, seed: right(name, shape, model, 0))),
+    ("layers-begin-alike", "seeds_draw_other_weights", wrap(
+        params, "_initial", lambda right, name, *rest: right(
+            name.lstrip("blocks.0123456789"), *rest))),
+    ("trained-adapters-though-frozen", "trained_parameters", trains_if(
+        lambda frozen, lora, adapter: adapter if lora else not frozen), "lora", "*.mlp"),
+    ("trained-beside-adapters", "trained_parameters", trains_if(
+        lambda frozen, lora, adapter: not frozen), "lora", ""),
+    ("trained-though-frozen", "trained_parameters", trains_if(
+        lambda frozen, lora, adapter: adapter or not lora), "tiny", EVERY),
+    ("trained-but-for-one-a", "trained_parameters", wrap(
+        config_module, "trains", lambda right, name, *rest: right(name, *rest)
+        and not name.endswith("lora_a")), "lora", ""),
+    ("adapters-do-not-decay", "decay", decays_if(
+        lambda decays, name: decays and not name.endswith(ADAPTERS)),
+     "torch", "lora", "", "unroll"),
+    ("only-a-decays", "decay", decays_if(
+        lambda decays, name: decays and not name.endswith(".lora_b")),
+     "jax", "lora", "", "unroll"),
+    ("embeddings-decay", "decay", decays_if(
+        lambda decays, name: decays or name == "embed.weight"), "torch", "tiny", "", "unroll"),
+    ("gains-decay", "decay", decays_if(
+        lambda decays, name: decays or name == "norm.weight"), "torch", "tiny", "", "unroll"),
+    ("patterns-of-decay-forgotten", "decay", in_both(
+        (jax_impl.step, torch_ref.optim), "decays", lambda right, name, patterns: right(name)),
+     "torch", "tiny", "blocks.*.mlp,head", "unroll"),
+    ("stacked-names-decay", "decay", wrap(
+        jax_impl.step, "decays", lambda right, name, patterns: right(
+            name.replace("blocks.0.", "blocks.") if name.startswith("blocks") else name,
+            patterns)), "jax", "tiny", "blocks.*.mlp,head", "scan"),
+    ("stacked-names-are-frozen", "frozen_parameters_stay", wrap(
+        config_module, "trains", lambda right, name, *rest: right(
+            name.replace(".0", "").replace(".1", ""), *rest)), "scan", "jax"),
+    ("norms-of-stacked-layers-turned", "frozen_parameters_stay", wrap(
+        jax_impl.extra.scan.Stacked, "by_tensor", reverse_layers), "scan", "jax"),
 ]  # fmt: skip
 
 
-# --- schedule and resume
+# --- the schedule, clipping, AdamW, the loss scale and what a resumed run loads
+
+
+def with_rates(change: Callable[[np.ndarray], np.ndarray]) -> Plant:
+    owners = jax_impl.optim, jax_impl.step, torch_ref.step
+    return in_both(owners, "learning_rates", lambda right, optim: change(right(optim)))
+
+
+def clip_by_rounded_factor(right: Callable, clip: float, norms: Any) -> Any:
+    usual = right(clip, norms)
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        _, state = usual.update(grads, state, params)
+        factor = jnp.minimum(1.0, clip / (optax.tree.norm(grads) + 1e-6)).astype(jnp.bfloat16)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), state
+
+    return optax.GradientTransformation(usual.init, update)
+
+
+def with_state(bridge: Any, change: Callable[[Any], Any]) -> Plant:
+    """Loads another state than the one that was saved."""
+    return wrap(bridge, "load", lambda right, trainer, state: right(trainer, change(state)))
 
 
 SCHEDULE: list[tuple[Any, ...]] = [
-    ("rate-doubles-late", "steps", edit(
-        learning_rates, "return np.where(",
-        "return np.where(update < 31, 1, 1 + 1e-6) * np.where("), "torch"),
-    ("last-rate-is-the-least", "steps", edit(
-        learning_rates, "optim.steps - optim.warmup", "optim.steps - optim.warmup - 1"), "torch"),
-    ("epsilon-a-hundred-times", "steps", put(torch_ref.optim, "ADAM_EPS", 1e-6), "torch"),
-    ("decay-of-gradients", "steps", put(torch_ref.optim, "AdamW", torch.optim.Adam), "torch"),
-    ("beta2-by-default", "steps", edit(torch_ref.optim.adamw, "config.beta2", "0.95"), "torch"),
-    ("beta1-by-default-jax", "steps", edit(jax_impl.optim.adamw, "config.beta1", "0.9"), "jax"),
-    ("no-clip-in-half-jax", "clip", edit(
-        JAX_TRAINER.__init__, "optimizer(config.optim,", "optimizer(config.optim if not "
-        "config.precision.roles.mixed else config.replace(clip=1e9).optim,"), "jax", "fp16"),
-    ("no-clip-in-half-torch", "clip", edit(
-        TORCH_TRAINER.clip, "self.config.optim.clip", "1e9 if self.config.precision.roles.mixed "
-        "else self.config.optim.clip"), "torch", "bf16"),
-    ("clip-by-a-rounded-factor-jax", "clip", edit(
-        jax_impl.optim.clip_by_global_norm, "factor.astype(g.dtype)",
-        "factor.astype(jnp.bfloat16).astype(g.dtype)"), "jax", "bf16"),
-    ("clip-by-a-rounded-norm", "clip", edit(
-        torch_ref.optim.clip_by_global_norm, "clip, norm)", "clip, norm.bfloat16())"),
-     "torch", "fp16"),
-    ("scale-backs-off-by-half", "resumed_after_skips", edit(
-        torch_ref.step.grad_scaler, "1 / config.loss_scale_factor", "0.5"), "torch"),
-    ("schedule-by-steps-after-resume", "resumed_after_skips", edit(
-        torch_ref.io.bridge.load, "state.step, state.updates", "state.step, state.step"), "torch"),
-    ("adam-counts-steps-after-resume", "resumed_after_skips", edit(
-        jax_impl.io.bridge.load, "np.int32(state.updates)", "np.int32(state.step)"), "jax"),
-    ("good-steps-lost-on-resume", "resumed_after_skips", edit(
-        torch_ref.io.bridge.load, "state.good_steps", "0"), "torch"),
-    ("window-of-step-0-after-resume", "resumed_run", edit(
-        Loop.draw, "step, self.own_rows", "0 if step == self.first else step, self.own_rows")),
-    ("rows-of-a-device-kept-on-a-mesh", "resumed_on_a_mesh", edit(
-        trainers._resumed_config, "rows // size}", "config.optim.batch_size}")),
-    ("tokens-restart-on-resume", "resumed_run", edit(
-        REPORT, "self.done * tokens", "(self.done - self.first) * tokens")),
-    ("rows-lost-on-resume", "resumed_run", put(runlog, "up_to", lambda path, step: [])),
-    ("end-of-the-log-on-resume", "long_run", edit(
-        runlog.up_to, "rows(path)", "rows(path, tail=True)")),
-    ("rows-of-a-log-up-to-512", "long_run", wrap(
-        runlog, "_lines", lambda right, stream: itertools.islice(right(stream), 512))),
-    ("best-of-the-last-losses", "long_run", edit(
-        checkpoint.best_of, "in losses}", "in [*losses][-8:]}")),
-    *((f"{name}-of-the-end-of-the-log", "long_run", put(owner, "runlog", SimpleNamespace(
-        rows=partial(runlog.rows, tail=True)))) for name, owner in (
-            ("report", history), ("surplus", prune))),
-    ("scale-of-any-step-before", "scale_begins", edit(
-        loss_scale.carry, 'and row["step"] == state.step', "")),
-    ("scale-that-fell-begins-anew", "scale_begins", edit(
-        loss_scale.carry, "for row in last", "for row in ()")),
+    ("rate-doubles-late", "steps_match_manual_adamw", with_rates(lambda rates: np.where(
+        np.arange(len(rates)) < 31, rates, rates * (1 + 1e-6))), "torch"),
+    ("last-rate-is-the-least", "steps_match_manual_adamw", with_rates(lambda rates: np.append(
+        rates[:-1], rates.max() / 10)), "torch"),
+    ("epsilon-a-hundred-times", "steps_match_manual_adamw", assign(
+        torch_ref.optim, "ADAM_EPS", 1e-6), "torch"),
+    ("decay-of-gradients", "steps_match_manual_adamw", assign(
+        torch_ref.optim, "AdamW", torch.optim.Adam), "torch"),
+    ("beta2-by-default", "steps_match_manual_adamw", wrap(
+        torch_ref.step, "adamw", lambda right, model, optim: right(
+            model, replace(optim, beta2=0.95))), "torch"),
+    ("beta1-by-default-jax", "steps_match_manual_adamw", wrap(
+        jax_impl.optim, "adamw", lambda right, optim, *rest: right(
+            replace(optim, beta1=0.9), *rest)), "jax"),
+    ("clip-by-a-rounded-factor-jax", "clipping_under_half_precision", wrap(
+        jax_impl.optim, "clip_by_global_norm", clip_by_rounded_factor), "jax", "bf16"),
+    ("clip-by-a-rounded-norm", "clipping_under_half_precision", wrap(
+        torch_ref.optim, "clip_grads_with_norm_", lambda right, parameters, clip, norm: right(
+            parameters, clip, norm.bfloat16())), "torch", "fp16"),
+    ("scale-backs-off-by-half", "resumed_after_skips", after(
+        TORCH, "__init__", lambda self, *rest: self.scaler.set_backoff_factor(0.5)), "torch"),
+    ("adam-counts-steps-after-resume", "resumed_after_skips", with_state(
+        jax_impl.io.bridge, lambda state: replace(state, updates=state.step)), "jax"),
+    ("good-steps-lost-on-resume", "resumed_after_skips", with_state(
+        torch_ref.io.bridge, lambda state: replace(state, good_steps=0)), "torch"),
+    ("scale-of-any-step-before", "loss_scale_after_a_change_of_policy", wrap(
+        loss_scale, "carry", lambda right, state, config, rows: right(
+            state, config, [row | {"step": state.step} for row in rows]))),
+    ("scale-that-fell-begins-anew", "loss_scale_after_a_change_of_policy", wrap(
+        loss_scale, "carry", lambda right, state, config, rows: right(state, config, []))),
 ]  # fmt: skip
 
 
-# --- what is logged
-
-SETS, SET = Watching.load, "config.data.tokenizer, config.data.rows)"
-LOGGED: list[tuple[Any, ...]] = [
-    ("tokens-per-second-of-a-micro-batch", "clock", edit(
-        REPORT, '"tokens_per_second": rate', '"tokens_per_second": rate / optim.accum'), "late"),
-    ("pace-of-one-step", "clock", edit(
-        Pace.step, "self.ends[0]) / (len(self.ends) - 1)", "self.ends[-2] + 1e-9)"), "slow host"),
-    ("norms-tracked-as-numbers-of-a-step", "tracked_numbers", edit(
-        track.finite_numbers, '"norm." if', '"" if')),
-    ("all-is-tracked-as-a-norm", "tracked_numbers", edit(
-        track.finite_numbers, 'else ""', 'else "norm."')),
-    ("tokens-of-one-device", "clock", edit(
-        REPORT, "self.done * tokens", "self.done * tokens // self.config.mesh.size"), "late"),
-    ("evaluation-counts-as-training-time", "clock", edit(
-        Loop.run, "if evaluate or save:", "if False:"), "late"),
-    ("a-save-counts-as-training-time", "clock", edit(
-        Loop.run, "if evaluate or save:", "if evaluate:"), "synchronous"),
-    ("mfu-of-one-device", "clock", edit(
-        REPORT, '"mfu": rate', '"mfu": rate * self.config.mesh.size'), "late"),
-    ("mfu-attention-of-keys", "flops", edit(
-        flops.per_token, "model.d_queries", "model.kv_heads * model.d_head"), "grouped"),
-    ("mfu-attention-of-the-stream", "flops", edit(
-        flops.per_token, "model.d_queries", "model.d_model"), "wide-heads"),
-    ("mfu-counts-positions", "flops", edit(flops.per_token, " - positions", ""), "positions"),
-    ("mfu-of-frozen", "flops", edit(flops.of_run, "- 2 * sum(", "- 0 * sum("), "lora"),
-    ("mfu-takes-positions-off-twice", "flops", edit(flops.of_run, ', "position.weight"', ""),
-     "frozen-positions"),
-    ("mfu-without-tied-head", "flops", edit(
-        flops.per_token, "- positions", "- positions - model.vocab * model.d_model * model.tied"),
-     "tied"),
-    ("roofline-attention-of-keys", "plan_attention", edit(
-        roofline.by_kind, "shape.context * shape.d_queries", "shape.context * shape.d_keys"),
-     "grouped"),
-    ("roofline-of-a-micro-batch", "plan_attention", edit(
-        roofline.by_kind, "s.tokens(shape)", "s.tokens(shape) / s.accum"), "positions"),
-    ("grad-norm-logged-scaled", "norm_under_a_scale", edit(
-        TORCH_TRAINER.report, "(loss, norm, norms)", "(loss, norm * scale, norms)"), "torch"),
-    ("grad-norm-logged-scaled-jax", "norm_under_a_scale", edit(
-        JAX_TRAINER.report, "StepResult(loss, norm,", "StepResult(loss, norm * scale,"), "jax"),
-    ("grad-norm-logged-clipped", "norm_under_a_scale", edit(
-        TORCH_TRAINER.clip, "clip, norms), norms",
-        "clip, norms).clamp(max=self.config.optim.clip), norms"), "torch"),
-    ("norms-of-modules-without-root", "norm_under_a_scale", edit(
-        params.norms_by_module, "math.sqrt(square)", "square"), "torch"),
-    ("norms-of-modules-without-bias", "norms_of_modules", edit(
-        params.norms_by_module, "norms[name] ** 2",
-        'norms[name] ** 2 * (not name.endswith("bias"))')),
-    ("last-of-the-bad-activations", "first_bad_tensor", edit(
-        nonfinite.first_bad_tensor, "_bad(trace.activations)",
-        "_bad(dict(reversed(trace.activations.items())))")),
-    ("last-of-the-bad-activation-grads", "first_bad_tensor", edit(
-        nonfinite.first_bad_tensor, "(trace.activation_grads,",
-        "(dict(reversed(trace.activation_grads.items())),")),
-    ("last-of-the-bad-grads", "first_bad_tensor", edit(
-        nonfinite.first_bad_tensor, "trace.grads)", "dict(reversed(trace.grads.items())))")),
-    ("only-the-first-micro-batch-is-looked-into", "first_bad_tensor", edit(
-        nonfinite.first_bad_tensor, "window.split()", "window.split()[:1]")),
-    ("a-command-of-six-digits", "digits", edit(
-        TO_FLAGS, "str(v)]", 'f"{v:g}" if type(v) is float else str(v)]')),
-    ("a-record-of-six-digits", "digits", wrap(
-        Config, "to_json", lambda right, self: shorten(right(self)))),
-    ("set-of-packed-rows", "held_out_rows", edit(SETS, SET, "config.data.tokenizer)"), "pad"),
-    ("set-of-one-stream", "held_out_rows", edit(
-        SETS, SET, 'config.data.tokenizer, "stream")'), "pack"),
-    ("set-of-bytes", "held_out_rows", edit(SETS, SET, '"", config.data.rows)'), "stream"),
-    ("set-without-mask", "held_out_rows", edit(
-        SETS, "= data.val", "= dataclasses.replace(data.val, counts=None)"), "pack"),
-    ("export-of-packed-rows", "held_out_rows", edit(
-        onnx_export.read_held_out, "held_out.segments is None", "True"), "pack"),
-    ("set-of-what-trains", "held_out", edit(SETS, "= data.val", "= data.train")),
-    ("command-without-quotes", "command", edit(closing.command, "shlex.join(", "' '.join("),
-     "texts"),
-    ("command-takes-all-devices", "command", edit(
-        TO_FLAGS, 'given |= {"mesh": str(config.mesh)}', ""), "usual"),
-    ("command-without-the-least-rate", "command", edit(
-        TO_FLAGS, "in given.items()]", 'in given.items() if name != "min_lr"]'), "numbers"),
-    ("command-of-one-process", "command", edit(closing.command, "else ranks", "else ''"), "mesh"),
-    ("command-in-the-start-s-context", "command", edit(
-        TO_FLAGS, ', "context": model.context} if init', "} if init"), "init"),
-    ("finished-by-its-log", "states", edit(
-        listing.state_of, "if saved >= steps", "if step >= steps")),
-    ("stopped-at-any-checkpoint", "states", edit(
-        listing.state_of, "saved and saved >= step", "saved")),
-    ("half-a-checkpoint-counts", "states", wrap(checkpoint, "listing", lambda right, run: [
-        *right(run), *(Path(run, path.name[5:]) for path in run.glob("checkpoints/.tmp-*"))])),
-    ("time-left-by-all-steps", "time_left", edit(
-        REPORT, "(self.done - self.first) / (now", "self.done / (now")),
-    ("peak-in-kilobytes", "peak", edit(memory.resident_peak, "else 1024", "else 1")),
-    ("peak-is-what-is-held-jax", "peak_of_a_device", edit(
-        JAX_TWIN.peak_bytes, "peak_bytes_in_use", "bytes_in_use"), "jax"),
-    ("peak-is-what-is-held", "peak_of_a_device", edit(
-        TORCH_TWIN.peak_bytes, "max_memory_allocated", "memory_allocated"), "torch"),
-    ("peak-is-what-is-reserved", "peak_of_a_device", edit(
-        TORCH_TWIN.peak_bytes, "max_memory_allocated", "max_memory_reserved"), "torch"),
-    ("peak-is-the-host-s", "peak_of_a_device", edit(
-        JAX_TWIN.peak_bytes, 'stats.get("peak_bytes_in_use") or', ""), "jax"),
-]  # fmt: skip
+# --- evaluation
 
 
-# --- evaluation and sampling
+def tile_heads(right: Callable, function: Any, q: Any, k: Any, v: Any, **how: Any) -> Any:
+    repeats = q.shape[2] // k.shape[2]
+    return right(function, q, k.repeat(1, 1, repeats, 1), v.repeat(1, 1, repeats, 1), **how)
 
 
-def evaluate_first_state(right: Callable, self: Any, window: Batch) -> Any:
-    now = self.state
-    self.state = vars(self).setdefault("first", jax.tree.map(jnp.copy, now))
-    try:
-        return right(self, window)
-    finally:
-        self.state = now
-
-
-MODEL_OF_TRAINING = "self.evaluation_model(state)", "Trainer.evaluation_model(self, state)"
-BY_TRAINING = edit(JAX_TRAINER.evaluate, *MODEL_OF_TRAINING)
-HEADS_TAKE_TURNS = edit(
-    jax_impl.model.repeat_heads, "jnp.repeat(x_BTGK, heads // groups, axis=2)",
-    "jnp.tile(x_BTGK, (1, 1, heads // groups, 1))",
+HEADS_TAKE_TURNS = in_both(
+    (jax_impl.model, jax_impl.extra.attention), "repeat_heads",
+    lambda right, x, heads: jnp.tile(x, (1, 1, heads // x.shape[2], 1)),
 )  # fmt: skip
-EVALUATION_MODEL = torch_ref.extra.evaluation.OtherPolicy.evaluation_model
 
+
+def evaluate_in_float32(self: Any) -> Any:
+    """Loads weights of the training's dtype in place of the evaluation's."""
+    model = self.make_eval_model().float()
+    model.load_state_dict(self.whole_state())
+    return model, self.config.eval_dtypes.policy
+
+
+def evaluate_by_training(right: Callable, self: Any, batches: Batch) -> jax.Array:
+    with mock.patch.object(self, "evaluation_model", partial(JAX.evaluation_model, self)):
+        return right(self, batches)
+
+
+BY_TRAINING = wrap(JAX, "evaluate", evaluate_by_training)
 EVALUATION: list[tuple[Any, ...]] = [
-    ("stale-evaluation-weights", "evaluation_follows", edit(
-        EVALUATION_MODEL, "self.whole_state()", 'vars(self).setdefault("first", '
-        "{name: x.clone() for name, x in self.whole_state().items()})"), "torch"),
-    ("stale-evaluation-weights-jax", "evaluation_follows", wrap(
-        JAX_TRAINER, "evaluate", evaluate_first_state), "jax"),
-    ("evaluation-drops-out", "evaluation_follows", edit(
-        torch_ref.model.GPT.hidden, "Dropout.off()", "Dropout(self.config.dropout, seed=0, step=0, "
-        "micro_step=0, strict=True)"), "torch"),
-    ("evaluation-mean-in-compute-jax", "loss", edit(
-        JAX_TWIN.evaluate, ".item()", '.astype("bfloat16").item()'), "jax", "bf16"),
-    ("evaluation-of-the-first-batch", "loss", edit(
-        TORCH_TRAINER.evaluate, "batches.split()", "batches.split()[:1]"), "torch", "bf16"),
-    ("token-0-is-ignored", "loss", edit(
-        torch_ref.loss.mean_loss, "batch.targets.flatten())",
-        "batch.targets.flatten(), ignore_index=0)"), "torch", "bf16"),
-    ("masked-loss-over-all", "loss", edit(
-        torch_ref.loss.average, "over.to(losses.dtype)", "losses.shape[0]"),
-     "torch", "fp64", "masked"),
-    ("grouped-queries-take-turns", "grouped_queries", edit(
-        torch_ref.extra.attention.sdpa, "grouped = q.shape[1] != k.shape[1]", "grouped = False\n"
-        "    k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))"), "torch"),
-    ("grouped-queries-take-turns-in-blocks", "grouped_queries", HEADS_TAKE_TURNS, "jax"),
-    ("sampled-under-training-policy", "scores_in_the_evaluation_s_policy", edit(
-        TORCH_TRAINER.logits, "self.evaluation_model()", "self.model, self.roles"),
+    ("evaluation-of-the-first-batch", "loss_matches_numpy", wrap(
+        TORCH, "evaluate", lambda right, self, batches: right(self, batches.select(slice(1)))),
+     "torch", "bf16", ""),
+    ("token-0-is-ignored", "loss_matches_numpy", wrap(
+        F, "cross_entropy", lambda right, *given, **how: right(*given, ignore_index=0, **how)),
+     "torch", "bf16", ""),
+    ("masked-loss-over-all", "loss_matches_numpy", assign(
+        torch_ref.loss, "average", lambda losses, counts, over: (
+            torch.where(counts, losses, 0).mean())), "torch", "fp64", "masked"),
+    ("grouped-queries-take-turns", "grouped_queries_match_transformers", wrap(
+        torch_ref.extra.attention, "sdpa", tile_heads), "torch"),
+    ("grouped-queries-take-turns-in-blocks", "grouped_queries_match_transformers",
+     HEADS_TAKE_TURNS, "jax"),
+    ("evaluated-with-weights-of-training-jax", "scores_in_the_evaluation_policy", assign(
+        JAX_EVALUATION, "evaluation_model", lambda self, state: self.eval_model(state.params)),
+     "jax", "bf16-weights"),
+    ("evaluated-with-weights-of-training", "scores_in_the_evaluation_policy", assign(
+        TORCH_EVALUATION, "evaluation_model", evaluate_in_float32), "torch", "bf16-weights"),
+    ("float64-s-scores-in-float32", "scores_in_the_evaluation_policy", wrap(
+        jax_impl.twin.JaxTwin, "logits", lambda right, self, tokens: right(self, tokens).astype(
+            np.float32 if self.config.precision.eval_policy else np.float64)), "jax", "fp64"),
+    ("evaluated-under-training-s-autocast", "scores_in_the_evaluation_policy", wrap(
+        TORCH_EVALUATION, "evaluation_model", lambda right, self: (right(self)[0], self.roles)),
      "torch", "fp32"),
-    ("sampled-under-training-policy-jax", "scores_in_the_evaluation_s_policy", edit(
-        JAX_TRAINER.logits, *MODEL_OF_TRAINING), "jax", "fp32"),
-    ("evaluated-with-weights-of-training-jax", "scores_in_the_evaluation_s_policy", edit(
-        jax_impl.extra.evaluation.OtherPolicy.evaluation_model, "p.astype(self.eval_dtypes.param)",
-        "p"), "jax", "bf16-weights"),
-    ("evaluated-with-weights-of-training", "scores_in_the_evaluation_s_policy", edit(
-        EVALUATION_MODEL, "model.load_state_dict", "model.float().load_state_dict"),
-     "torch", "bf16-weights"),
-    ("float64-s-scores-in-float32", "scores_in_the_evaluation_s_policy", edit(
-        JAX_TWIN.logits, "np.float64",
-        "np.float32 if self.config.precision.eval_policy else float"), "jax", "fp64"),
-    ("evaluated-under-training-s-autocast", "scores_in_the_evaluation_s_policy", edit(
-        EVALUATION_MODEL, "return model, dtypes.policy", "return model, self.roles"),
-     "torch", "fp32"),
-    ("chunks-are-evaluated-as-in-training", "loss_in_the_evaluation_s_policy", edit(
-        torch_ref.extra.chunks.InChunks.batch_loss, "with autocast(roles,",
-        "roles = self.roles\n    with autocast(roles,"), "torch", "3"),
-    ("loss-evaluated-as-in-training", "loss_in_the_evaluation_s_policy", edit(
-        TORCH_TRAINER.batch_loss, "batch, roles,", "batch, self.roles,"), "torch", "1"),
-    ("chunks-are-evaluated-by-training-s-model", "loss_in_the_evaluation_s_policy", BY_TRAINING,
+    ("chunks-are-evaluated-as-in-training", "loss_in_the_evaluation_policy", wrap(
+        torch_ref.extra.chunks.InChunks, "batch_loss",
+        lambda right, self, model, batch, roles, *rest: right(
+            self, model, batch, self.roles, *rest)), "torch", "3"),
+    ("loss-evaluated-as-in-training", "loss_in_the_evaluation_policy", wrap(
+        TORCH, "batch_loss", lambda right, self, model, batch, roles, *rest: right(
+            self, model, batch, self.roles, *rest)), "torch", "1"),
+    ("chunks-are-evaluated-by-training-s-model", "loss_in_the_evaluation_policy", BY_TRAINING,
      "jax", "3"),
-    ("evaluated-by-training-s-model", "loss_in_the_evaluation_s_policy", BY_TRAINING, "jax", "1"),
-    ("evaluation-policy-forgotten", "scores_in_the_evaluation_s_policy", put(
+    ("evaluated-by-training-s-model", "loss_in_the_evaluation_policy", BY_TRAINING, "jax", "1"),
+    ("evaluation-policy-forgotten", "scores_in_the_evaluation_policy", assign(
         Config, "eval_dtypes", property(lambda self: self.dtypes)), "jax", "bf16-weights"),
-    ("sample-forgets-the-policy", "the_command", edit(
-        SAMPLE, 'mesh="data=1"', 'mesh="data=1", eval_policy=""')),
-    ("sample-of-the-first-checkpoint", "the_command", edit(SAMPLE, "step=given.step", "step=0")),
-    ("sample-of-all-the-vocabulary", "the_command", edit(SAMPLE, "vocab=vocab", "vocab=300")),
-    ("sample-forgets-the-temperature", "the_command", edit(
-        SAMPLE, "temperature=given.temperature", "temperature=0.8")),
-    ("sample-forgets-the-seed", "the_command", edit(SAMPLE, "seed=given.seed", "seed=0")),
-    ("sample-forgets-the-framework", "who_samples", edit(SAMPLE, "given.framework or ", "")),
-    ("sample-forgets-the-device", "who_samples", edit(
-        SAMPLE, "device=given.device", 'device="auto"')),
-    ("sample-forgets-the-step", "who_samples", edit(SAMPLE, "step=given.step", "step=None")),
-    ("sample-of-the-run-s-mesh", "who_samples", edit(
-        SAMPLE, 'mesh="data=1"', "mesh=str(config.mesh)")),
-    ("float16-evaluation-ends-the-run", "overflow", edit(
-        Loop.evaluate, " or precision.eval_roles.loss_scaling", ""), "bf16", "fp16", "DONE"),
-    ("lost-loss-ends-no-run", "overflow", edit(Loop.evaluate, "if not scaled and", "if False and"),
-     "bf16", "bf16", "DIVERGED"),
-    ("sample-context-one-short", "context", edit(
-        sampling.sample, "[-context:]", "[1 - context :]")),
-    ("sample-context-beyond", "context", edit(
-        sampling.sample, "[-context:]", "[-1 - context :]")),
-    ("temperature-multiplies", "distribution", edit(
-        sampling.choose, "/ temperature", "* temperature")),
-    ("top-k-one-more", "distribution", edit(
-        sampling.choose, "top_k or None", "top_k + 1 if top_k else None")),
-    ("top-k-of-all-is-256", "large_vocabulary", edit(
-        sampling.choose, "top_k or None", "top_k or 256")),
-    ("top-k-at-most-256", "large_vocabulary", edit(
-        sampling.choose, "top_k or None", "min(top_k, 256) or None")),
-    ("likeliest-of-the-first-256", "large_vocabulary", edit(
-        sampling.choose, "np.argmax(scores)", "np.argmax(scores[:256])")),
-    ("same-draw-for-each-token", "draws_are_independent", edit(
-        sampling.choose, "generator.random()", "np.random.default_rng(0).random()")),
 ]  # fmt: skip
 
 
-# --- exports
-
-
-def change_zero_points(right: Callable, file: Path, windows: Iterator[np.ndarray]) -> None:
-    right(file, windows)
-    graph = onnx.load(file)
-    for each in graph.graph.initializer:
-        if each.name.endswith("_zero_point") and each.data_type == onnx.TensorProto.UINT8:
-            off = numpy_helper.to_array(each) + np.uint8(1)
-            each.CopyFrom(numpy_helper.from_array(off, each.name))
-    onnx.save(graph, file)
-
-
-def leave_out_file(*names: str) -> Plant:
-    kept = {kind: tuple(n for n in getattr(about, kind) if n not in names)
-            for kind in ("MODEL", "TOKENIZER")}  # fmt: skip
-    return several(*(put(about, kind, left) for kind, left in kept.items()))
-
-
-EPS_BY_DEFAULT = edit(forward.forward_config, "dropout=0.0", "dropout=0.0, norm_eps=1e-5")
-UNMERGED = edit(Weights.merged, 'if kind == "weight"', "if False")
-
-EXPORTS: list[tuple[Any, ...]] = [
-    ("onnx-without-adapters", "export", UNMERGED, "onnx", "llama-lora"),
-    ("stablehlo-without-adapters", "export", UNMERGED, "stablehlo", "llama-lora"),
-    ("exported-at-another-step", "export", edit(
-        forward.exported, "files_of(run, step,", "files_of(run, None,"), "onnx", "gpt2"),
-    ("adapters-merged-unscaled", "export", put(ModelConfig, "lora_scale", 1.0),
-     "safetensors", "gpt2-lora"),
-    ("onnx-layernorm-eps-by-default", "export", EPS_BY_DEFAULT, "onnx", "gpt2"),
-    ("onnx-rmsnorm-eps-by-default", "export", EPS_BY_DEFAULT, "onnx", "qwen3"),
-    ("stablehlo-eps-by-default", "export", EPS_BY_DEFAULT, "stablehlo", "gpt2"),
-    ("config-eps-by-default", "export", wrap(
-        huggingface, "config_json", lambda right, model, *rest: right(
-            replace(model, norm_eps=1e-5), *rest)), "safetensors", "qwen3"),
-    ("onnx-last-place-as-the-one-before", "export", wrap(
-        onnx_export, "exported", lambda right, run, to, _, **rest: right(
-            run, to, "parity_tests.oracles.wrong_onnx", **rest)), "onnx", "qwen3"),
-    ("int8-calibrated-on-one-window", "int8", edit(
-        onnx_export.calibration, "range(CALIBRATION)", "range(1)")),
-    ("int8-calibrated-on-held-out", "int8", edit(
-        onnx_export.calibration, "batches.of_step(config, train, step)",
-        "batches.validation(config, train)")),
-    ("int8-zero-points-off", "int8", wrap(onnx_export, "quantize", change_zero_points)),
-    ("peft-alpha-whole", "adapters", edit(
-        adapters.write_adapters, '"lora_alpha": model.lora_alpha',
-        '"lora_alpha": int(model.lora_alpha)'), "gpt2-lora"),
-    ("peft-alpha-over-rank", "adapters", edit(
-        adapters.write_adapters, '"lora_alpha": model.lora_alpha',
-        '"lora_alpha": model.lora_alpha / model.lora_rank'), "llama-lora"),
-    ("peft-adapters-of-another-step", "adapters", edit(
-        export.export, "files_of(run, step,", "files_of(run, None,"), "gpt2-lora"),
-    ("index-counts-float32", "index", edit(
-        export._write_weights, "_bytes(shape, dtype)", '_bytes(shape, "float32")'), "bfloat16"),
-    ("index-of-the-next-file", "index", edit(
-        export._write_weights, "dict(sorted(where.items()))",
-        "dict(zip(where, [*where.values()][1:] + [*where.values()][:1]))"), "float32"),
-    ("files-below-the-largest-size", "index", edit(export._divide, "> room", ">= room"), "float32"),
-    ("files-as-large-as-in-float32", "index", edit(
-        export._write_weights, "_divide(layout.shapes(), dtype,",
-        '_divide(layout.shapes(), "float32",'), "bfloat16"),
-    ("config-is-the-start-s", "shorter_context", edit(
-        export._merged, "former | content", "content | former"), "gpt2"),
-    ("config-forgets-the-start", "shorter_context", edit(
-        export._merged, "former | content", "content"), "gpt2"),
-    ("dtype-is-the-start-s", "shorter_context", put(export, "RENAMED", ()), "gpt2"),
-    ("rope-is-cut-at-the-context", "shorter_context", edit(
-        export._merged, 'del content["max_position_embeddings"]', "pass"), "llama3"),
-    ("rope-of-six-digits", "numbers", edit(Rope.__str__, ":.17g", ":g"), "llama"),
-    ("rope-read-of-six-digits", "numbers", edit(
-        huggingface.parse_rope, "float(value)", 'float(f"{float(value):g}")'), "qwen2"),
-    ("epsilon-of-six-digits", "numbers", wrap(
-        huggingface, "fields_of", lambda right, *given: shorten(right(*given))), "gpt2"),
-    ("config-of-six-digits", "numbers", wrap(
-        huggingface, "config_json", lambda right, *given: shorten(right(*given))), "qwen2"),
-    ("export-without-template", "files_beside", leave_out_file("chat_template.jinja")),
-    ("export-without-generation", "files_beside", leave_out_file("generation_config.json")),
-    ("export-without-special-tokens", "files_beside", leave_out_file("tokenizer_config.json")),
-    ("stated-loss-of-prompts", "masked_loss", edit(
-        onnx_export.mean_loss, "batch.expand_counts()", "np.ones(batch.tokens.shape, bool)")),
-    ("int8-loss-of-float32", "int8", wrap(onnx_export, "Exported", lambda right, size, loss, *was:
-     right(size, was[1], *was))),
-]  # fmt: skip
-
-# --- narrow formats
+# --- delayed scaling
 
 DELAYED = torch_ref.extra.formats.delayed.Delayed
-ROUNDINGS = jax_impl.extra.formats.rounding.Rounding, torch_ref.extra.formats.rounding.Rounding
-MICRO_BATCHES_ALIKE = edit_each(TRAINERS, "dropout", "micro_step=micro_step", "micro_step=0")
-LAYERS_ALIKE = edit_each(DROPOUTS, "key_of", "layer + 1", "1")
 
-NARROW: list[tuple[Any, ...]] = [
-    ("float64-is-rounded-to-nearest", "stochastic", edit(
-        NeutralRounding.quantize, '"float32"), to, axis, draws,', '"float32"), to, axis, None,'),
-     "torch", "float64"),
-    ("gradients-are-rounded-to-nearest", "stochastic", edit(
-        NeutralRounding.quantize, "None if draws is None else", "None if True else"),
-     "jax", "float32"),
-    ("micro-batches-round-alike", "draws_of_a_product", MICRO_BATCHES_ALIKE, "torch"),
-    ("layers-round-alike", "draws_of_a_product", LAYERS_ALIKE, "jax"),
-    ("gate-rounds-as-up", "draws_of_a_product", edit_each(
-        DROPOUTS, "key_of", "SITES[site]", 'SITES[site.replace("gate", "up")]'), "torch"),
-    ("seed-reaches-no-rounding", "draws_of_a_product", edit_each(
-        DROPOUTS, "__init__", "self.rate", "seed = 0\n    self.rate"), "jax"),
-    ("amaxes-of-the-scaled-loss", "history", edit_each(
-        ROUNDINGS, "units", "[1.0, 1.0, loss_scale]", "[1.0, 1.0, 1.0]"), "jax"),
-    ("history-of-one-step", "history", edit(
-        NeutralRounding.record, "history[:, :-1]", "0 * history[:, :-1]"), "torch"),
-    ("history-never-forgets", "history", edit(
-        NeutralRounding.record, "history[:, :-1]", "0 * history[:, :-1] + self.amax(history, 1)"),
-     "jax"),
-    ("draws-up-to-a-half", "stochastic", edit(
-        NeutralRounding.quantize, "draws.reshape(", "0.5 * draws.reshape("),
-     "torch", "float32"),
-    *((f"{what}-scaled-by-own-rows", "scales_of_all_rows", edit(
-        ROUNDINGS[1].over_processes, "is None", f"is None or x.numel() {sizes}"), policy)
-      for what, sizes, policy in (("rows", "> 1", "fp8-rowwise"), ("tensor", "== 1", "fp8"))),
-    ("amaxes-of-own-loss", "histories_of_processes", edit(
-        DELAYED.update_amaxes, "scale * self.processes", "scale")),
-    ("scales-of-own-loss", "histories_of_processes", edit(
-        DELAYED.give_scales, "get_scale() * self.processes", "get_scale()")),
-    ("amaxes-of-skipped-steps", "histories_of_processes", edit(
-        DELAYED.update_amaxes, "if not skipped", "if True")),
+
+def record_over(history: Callable[[Any, Any], Any]) -> Plant:
+    """Records a step's amaxes in front of another history."""
+    return wrap(NeutralRounding, "record", lambda right, self, kept, *found: right(
+        self, history(self, kept), *found))  # fmt: skip
+
+
+def forget_processes(name: str) -> Plant:
+    """A stage works as if there were one process."""
+
+    def wrong(right: Callable, self: Any, *given: Any, **how: Any) -> None:
+        with mock.patch.object(self, "processes", 1):
+            right(self, *given, **how)
+
+    return wrap(DELAYED, name, wrong)
+
+
+def record_alone(self: Any, found: Any, scale: float, *, skipped: bool) -> None:
+    if not skipped:
+        for name, amaxes in found.items():
+            self.amaxes[name] = self.rounding.record(self.amaxes[name], amaxes, scale)
+    self.give_scales(self.model, self.amaxes)
+
+
+FORMATS: list[tuple[Any, ...]] = [
+    ("amaxes-of-the-scaled-loss", "history_of_amaxes", in_both(
+        ROUNDINGS, "units", lambda right, self, history, scale: right(self, history, 1.0)), "jax"),
+    ("history-of-one-step", "history_of_amaxes", record_over(
+        lambda self, history: 0 * history), "torch"),
+    ("history-never-forgets", "history_of_amaxes", record_over(
+        lambda self, history: 0 * history + self.amax(history, 1)), "jax"),
+    ("tensor-scaled-by-own-rows", "scales_of_all_rows", wrap(
+        ROUNDINGS[1], "over_processes", lambda right, self, x: (
+            x if x.numel() == 1 else right(self, x))), "fp8"),
+    ("amaxes-of-own-loss", "histories_of_processes", assign(
+        DELAYED, "update_amaxes", record_alone)),
+    ("scales-of-own-loss", "histories_of_processes", forget_processes("give_scales")),
+    ("amaxes-of-skipped-steps", "histories_of_processes", wrap(
+        DELAYED, "update_amaxes", lambda right, self, found, scale, skipped: right(
+            self, found, scale, skipped=False))),
 ]  # fmt: skip
+
 
 # --- several devices
 
-ON_MESH, PLACE = torch_ref.extra.mesh.mesh.OnMesh, torch_ref.extra.mesh.mesh.place
-OWN_ROWS, PIECES = torch_ref.extra.mesh.mesh.OwnRowsDropout, jax_impl.io.bridge.pieces
+MESH_MODULE = torch_ref.extra.mesh.mesh
+OnMesh, OwnRowsDropout = MESH_MODULE.OnMesh, MESH_MODULE.OwnRowsDropout
+
+
+def seed_by_axis(axis: str) -> Plant:
+    """Ranks that differ in the other axis draw the same masks."""
+
+    def wrong(right: Callable, self: Any, micro_step: int) -> Any:
+        with mock.patch.object(MESH_MODULE, "rank", self.mesh[axis].get_local_rank):
+            return right(self, micro_step)
+
+    return wrap(OnMesh, "dropout", wrong)
+
+
+def draw_next_rows(right: Callable, self: Any, key: Any, x: torch.Tensor) -> torch.Tensor:
+    with mock.patch.object(MESH_MODULE, "rank", lambda right=MESH_MODULE.rank: right() + 1):
+        return right(self, key, x)
+
+
+def count_own(self: Any, window: Batch) -> torch.Tensor:
+    loss = MESH_MODULE.loss
+    return MESH_MODULE.mean(loss.share_count(loss.count_targets(window), window), self.mesh)
+
 
 MESH: list[tuple[Any, ...]] = [
-    *((f"{what}-of-a-model-draw-alike", "masks", edit(
-        ON_MESH.dropout, "rank()", f'self.mesh["{axis}"].get_local_rank()'), "fast")
-      for what, axis in (("parts", "data"), ("copies", "fsdp"))),
-    ("turns-of-twice-the-copies", "pieces", edit(PIECES, "turns = len", "turns = 2 * len")),
-    ("every-copy-is-written", "pieces", edit(PIECES, "shard.replica_id ==", "0 ==")),
-    ("the-last-copy-is-not-counted", "pieces", edit(
-        PIECES, "len(array.sharding.device_set)", "min(4, len(array.sharding.device_set))")),
-    ("the-first-copy-alone-writes", "pieces", edit(PIECES, "== number % turns", "== 0")),
-    ("parts-begin-by-whole-quotients", "places", edit(
-        PLACE, '-(-len(tensor) // mesh["fsdp"].size())', 'len(tensor) // mesh["fsdp"].size()')),
-    ("parts-as-even-as-can-be", "places", edit(
-        PLACE, 'chunk * mesh["fsdp"].get_local_rank()',
-        'len(tensor) * mesh["fsdp"].get_local_rank() // mesh["fsdp"].size()')),
-    ("parts-of-all-devices", "places", edit(
-        PLACE, '// mesh["fsdp"].size()', '// (mesh["data"].size() * mesh["fsdp"].size())')),
-    ("a-part-is-written-by-all", "places", edit(PLACE, 'mesh["data"].get_local_rank()', "0")),
-    ("devices-draw-alike", "masks", put(
-        torch_ref.extra.mesh.mesh, "seed_torch", lambda key: None), "fast"),
-    ("devices-draw-the-first-rows", "masks", edit(OWN_ROWS.draw, "rank() *", "0 *"), "strict"),
-    ("devices-count-alone", "mean_count", edit(
-        ON_MESH.mean_count, "mean(loss.count_targets(window), self.mesh)",
-        "loss.count_targets(window)")),
-    ("a-device-without-targets-counts-one", "mean_count", edit(
-        ON_MESH.mean_count, "loss.share_count(mean(loss.count_targets(window), self.mesh), window)",
-        "mean(loss.share_count(loss.count_targets(window), window), self.mesh)")),
-    ("devices-draw-other-rows", "whole_mask", edit(OWN_ROWS.draw, "rank() *", "1 + rank() *")),
+    ("parts-of-a-model-draw-alike", "masks_of_devices_are_independent", seed_by_axis("data"),
+     "fast"),
+    ("copies-of-a-model-draw-alike", "masks_of_devices_are_independent", seed_by_axis("fsdp"),
+     "fast"),
+    ("devices-draw-alike", "masks_of_devices_are_independent", assign(
+        MESH_MODULE, "seed_torch", lambda key: None), "fast"),
+    ("devices-draw-the-first-rows", "masks_of_devices_are_independent", assign(
+        OwnRowsDropout, "draw", torch_ref.dropout.Dropout.draw), "strict"),
+    ("devices-draw-other-rows", "strict_masks_match_one_device", wrap(
+        OwnRowsDropout, "draw", draw_next_rows)),
+    ("devices-count-alone", "mean_count_over_devices", wrap(
+        MESH_MODULE, "mean", lambda right, x, mesh: (right(x.clone(), mesh), x)[1])),
+    ("a-device-without-targets-counts-one", "mean_count_over_devices", assign(
+        OnMesh, "mean_count", count_own)),
 ]  # fmt: skip
+
 
 # --- dropout, wrong in both twins alike
 
+
+def keep_embedding(right: Callable, self: Any, x: Any, layer: Any, site: str) -> Any:
+    return x if site == "embedding" else right(self, x, layer, site)
+
+
+def drop_without_scale(right: Callable, self: Any, x: Any, *place: Any) -> Any:
+    return right(self, x, *place) * (1 - self.rate)
+
+
 DROPOUT: list[tuple[Any, ...]] = [
-    ("embedding-is-not-dropped", "dropout", edit_each(
-        DROPOUTS, "__call__", "not self.rate", 'not self.rate or site == "embedding"'), "torch"),
-    ("kept-are-not-scaled", "dropout", edit_each(
-        DROPOUTS, "__call__", " * (1 / (1 - self.rate))", ""), "jax"),
-    ("mlp-drops-as-attention", "dropout", edit_each(
-        DROPOUTS, "key_of", "SITES[site]", 'SITES[site.replace("mlp", "attention")]'), "torch"),
-    ("layers-drop-alike", "dropout", LAYERS_ALIKE, "jax"),
-    ("micro-batches-drop-alike", "dropout", MICRO_BATCHES_ALIKE, "jax"),
+    ("embedding-is-not-dropped", "dropout_matches_transformers", in_both(
+        DROPOUTS, "__call__", keep_embedding), "torch"),
+    ("kept-are-not-scaled", "dropout_matches_transformers", in_both(
+        DROPOUTS, "__call__", drop_without_scale), "jax"),
+    ("mlp-drops-as-attention", "dropout_matches_transformers", in_both(
+        DROPOUTS, "key_of", lambda right, self, layer, site: right(
+            self, layer, site.replace("mlp", "attention"))), "torch"),
+    ("layers-drop-alike", "dropout_matches_transformers", in_both(
+        DROPOUTS, "key_of", lambda right, self, layer, site: right(self, 0, site)), "jax"),
+    ("micro-batches-drop-alike", "dropout_matches_transformers", in_both(
+        DROPOUTS, "__init__", lambda right, self, rate, **key: right(
+            self, rate, **key | {"micro_step": 0})), "jax"),
 ]  # fmt: skip
 
-# --- attention
 
-CUDNN = jax_impl.extra.attention.scaled_dot_product_attention
+# --- attention by kernels
+
+
+def call_cudnn(change: Callable[..., Any]) -> Plant:
+    """Calls the kernel with other operands or another mask."""
+    return wrap(jax_impl.extra.attention, "scaled_dot_product_attention", change)
+
 
 ATTENTION: list[tuple[Any, ...]] = [
-    ("cudnn-sees-other-documents", "attention", edit(CUDNN, '"mask": mask', '"mask": None'),
+    ("cudnn-sees-other-documents", "attention_matches_numpy", call_cudnn(
+        lambda right, q, k, v, mask, **how: right(q, k, v, None, **how)),
      "jax", "cudnn", "packed"),
-    ("cudnn-sees-what-comes", "attention", edit(
-        CUDNN, '"is_causal": is_causal', '"is_causal": False'), "jax", "cudnn", "plain"),
-    ("cudnn-scales-twice", "attention", edit(
-        CUDNN, "attention(q,", "attention(q * q.shape[-1] ** -0.5,"), "jax", "cudnn", "plain"),
-    ("cudnn-s-heads-take-turns", "attention", edit(
-        CUDNN, "attention(q,", "attention(q[:, :, ::-1],"), "jax", "cudnn", "packed"),
-    ("flash-heads-take-turns", "attention", HEADS_TAKE_TURNS, "jax", "flash", "plain"),
-    ("flash-scales-by-all-heads", "attention", edit(
-        jax_impl.extra.attention.flash_attention, "mha(q,", "mha(q * q.shape[2] ** -0.5,"),
+    ("cudnn-sees-what-comes", "attention_matches_numpy", call_cudnn(
+        lambda right, *given, is_causal: right(*given, is_causal=False)),
+     "jax", "cudnn", "plain"),
+    ("cudnn-scales-twice", "attention_matches_numpy", call_cudnn(
+        lambda right, q, *rest, **how: right(q * q.shape[-1] ** -0.5, *rest, **how)),
+     "jax", "cudnn", "plain"),
+    ("cudnn-s-heads-take-turns", "attention_matches_numpy", call_cudnn(
+        lambda right, q, *rest, **how: right(q[:, :, ::-1], *rest, **how)),
+     "jax", "cudnn", "packed"),
+    ("flash-heads-take-turns", "attention_matches_numpy", HEADS_TAKE_TURNS,
      "jax", "flash", "plain"),
+    ("flash-scales-by-all-heads", "attention_matches_numpy", wrap(
+        jax_impl.extra.attention, "flash_attention", lambda right, q, *rest, **how: right(
+            q * q.shape[2] ** -0.5, *rest, **how)), "jax", "flash", "plain"),
 ]  # fmt: skip
+
 
 # --- the judge
 
-NORM_GAP, OF_PLACE = compare.norm_gap, accept._is_place_accepted
-SPOT = "max(spot.figure for spot in spots)"
-
 JUDGE: list[tuple[Any, ...]] = [
-    ("gap-of-the-squares-alone", "norm_gap", edit(NORM_GAP, "(2, np.inf) if", "(2,) if")),
-    ("gap-of-the-largest-alone", "norm_gap", edit(NORM_GAP, "(2, np.inf) if", "(np.inf,) if")),
-    ("gap-relative-to-ours", "norm_gap", edit(NORM_GAP, "norm(b, order)", "norm(a, order)")),
-    ("gap-of-what-is-no-number-is-none", "norm_gap", edit(
-        NORM_GAP, "in (a, b))", "in (np.nan_to_num(a), b))")),
-    ("starts-are-not-disturbed", "starts", edit(
-        case.disturb, "generator.normal(0, DISTURBANCE, weight.shape)", "np.zeros(weight.shape)")),
-    ("gains-of-a-start-are-one", "starts", edit(
-        case.disturb, "DISTURBANCE,", "DISTURBANCE * (weight.ndim > 1),")),
-    ("all-starts-are-one", "starts", edit(
-        case.disturb, "generator.normal(", "np.random.default_rng(0).normal(")),
-    ("accepted-by-the-smallest", "accepted", edit(OF_PLACE, SPOT, SPOT.replace("max", "min"))),
-    ("accepted-by-the-first", "accepted", edit(OF_PLACE, SPOT, "spots[0].figure")),
-    ("accepted-by-the-last", "accepted", edit(OF_PLACE, SPOT, "spots[-1].figure")),
-    ("one-place-accepts-all", "accepted", edit(accept.is_accepted, "all(", "any(")),
-    ("one-cause-accepts-all", "accepted", edit(
-        accept.Accepted.causes, "{self.what} & set(parts)",
-        "set(parts) if self.what in parts else set()")),
-    ("parted-at-a-row", "parting", edit(
-        history.Parting.first_beyond, "self.steps[beyond[0]]", "beyond[0] + 1")),
+    ("gap-relative-to-ours", "norm_gap", wrap(compare, "norm_gap", lambda right, a, b: right(
+        b, a))),
+    ("starts-are-not-perturbed", "starts_are_perturbed", assign(
+        case, "disturb", lambda weights, generator: weights)),
+    ("gains-of-a-start-are-one", "starts_are_perturbed", wrap(
+        case, "disturb", lambda right, weights, generator: {
+            name: x if x.ndim > 1 else weights[name]
+            for name, x in right(weights, generator).items()})),
+    ("all-starts-are-one", "starts_are_perturbed", wrap(
+        case, "disturb", lambda right, weights, generator: right(
+            weights, np.random.default_rng(0)))),
 ]  # fmt: skip
+
 
 # --- remat
 
+
+def count_in_segment(right: Callable, layer: Callable, blocks: list, x: Any, *, remat: str) -> Any:
+    """Numbers the layers of each segment from 0."""
+    spans = segments(len(blocks)) if remat == "sqrt" else [range(len(blocks))]
+    numbers = [number for span in spans for number in range(len(span))]
+
+    def renumbered(block: Any, i: Any, x: Any) -> Any:
+        return layer(block, numbers[i] if isinstance(i, int) else jnp.array(numbers)[i], x)
+
+    return right(renumbered, blocks, x, remat=remat)
+
+
+def count_segments(right: Callable, segment: Callable, stacked: Any, x: Any) -> Any:
+    size = len(segments(jax.tree.leaves(stacked)[0].shape[0])[0])
+    return right(lambda params, i, x: segment(params, i // size, x), stacked, x)
+
+
 REMAT: list[tuple[Any, ...]] = [
-    ("segments-count-from-0", "segments", edit(
-        torch_ref.model.through_blocks, "stop], layers.start,", "stop], 0,"), "torch", "unroll"),
-    ("segments-count-from-0-jax", "segments", edit(
-        jax_impl.model.through_blocks, "stop], layers.start,", "stop], 0,"), "jax", "unroll"),
-    ("segments-count-segments", "segments", edit(
-        jax_impl.extra.scan.scan_segments, "segment(params, i * size, x)", "segment(params, i, x)"),
-     "jax", "scan"),
+    ("segments-count-from-0", "segments_keep_their_masks", wrap(
+        torch_ref.model, "through_blocks", count_in_segment), "torch", "unroll"),
+    ("segments-count-from-0-jax", "segments_keep_their_masks", wrap(
+        jax_impl.model, "through_blocks", count_in_segment), "jax", "unroll"),
+    ("segments-count-segments", "segments_keep_their_masks", wrap(
+        jax_impl.extra.scan, "scan_segments", count_segments), "jax", "scan"),
 ]  # fmt: skip
 
-KINDS = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "logged": LOGGED,
-         "evaluation": EVALUATION, "exports": EXPORTS, "formats": NARROW, "mesh": MESH,
-         "dropout": DROPOUT, "attention": ATTENTION, "judge": JUDGE, "remat": REMAT}  # fmt: skip
+FILES = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "evaluation": EVALUATION,
+         "formats": FORMATS, "mesh": MESH, "dropout": DROPOUT, "attention": ATTENTION,
+         "judge": JUDGE, "remat": REMAT}  # fmt: skip
 BUGS = [
-    Bug(name, kind, f"check_{check}", plant, tuple(given))
-    for kind, bugs in KINDS.items()
-    for name, check, plant, *given in bugs
+    Bug(name, file, test, plant, tuple(arguments))
+    for file, bugs in FILES.items()
+    for name, test, plant, *arguments in bugs
 ]

@@ -16,7 +16,6 @@ from transformers.utils import chat_template_utils
 from lockstep.data import batches, chat, corpus
 from lockstep.data.batch import Batch
 from lockstep.data.documents import Documents
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import toy
 
 CONTEXT, ROWS, LENGTH = 5, 3, 997
@@ -42,7 +41,7 @@ def draw(seed: int, split: str, step: int, count: int, own: np.ndarray | None = 
     return batches.of_step(config, TEXT, step, own)
 
 
-def check_windows() -> None:
+def test_windows_match_philox() -> None:
     """Checks both splits, three seeds, steps beyond 1000 and 2**16, and twelve micro-batches."""
     places = [("train", step) for step in STEPS] + [("val", 0)]
     for seed in (0, 1, 7):
@@ -57,7 +56,7 @@ def check_windows() -> None:
             assert hand[0] == PINNED.get((seed, split, step), hand[0])
 
 
-def check_own_rows() -> None:
+def test_own_rows_are_read_alone() -> None:
     """A process gets its own rows in their places, and zeros for the others."""
     whole, own = draw(0, "train", 3, 2), np.array([0, 2])
     part = draw(0, "train", 3, 2, own)
@@ -80,7 +79,7 @@ PACKED = {
 }
 
 
-def check_packed_rows() -> None:
+def test_packed_rows() -> None:
     """Whole documents, several a row; each target is the next token of its document."""
     numbers = np.array([0, 1, 2, 3, 4, 5 * 10**9 + 1], np.uint64)
     rows = Documents(STREAM, COUNTS, ENDS).draw(numbers, 9)
@@ -90,7 +89,7 @@ def check_packed_rows() -> None:
         assert np.array_equal(found, expected)
 
 
-def check_padded_rows() -> None:
+def test_padded_rows() -> None:
     """One document a row; without a mask each token of it counts."""
     rows = Documents(STREAM, None, ENDS, alone=True).draw(np.arange(5, dtype=np.uint64), 9)
     for row, (tokens, segments) in PACKED.items():
@@ -101,7 +100,7 @@ def check_padded_rows() -> None:
         assert np.array_equal(rows.counts[row], first) and np.array_equal(rows.segments[row], first)
 
 
-def check_masked_stream() -> None:
+def test_masked_stream() -> None:
     """Rows begin anywhere; only what the mask counts is a target, and there are no segments."""
     starts = np.array([0, 23, 24 + 7], np.uint64)
     rows = Documents(STREAM, COUNTS).draw(starts, 9)
@@ -112,7 +111,7 @@ def check_masked_stream() -> None:
     assert np.array_equal(rows.targets, np.where(counts, tokens + 1, 0))
 
 
-def check_documents_are_drawn() -> None:
+def test_documents_are_drawn() -> None:
     """The row of a step begins with the document that its number names."""
     config = toy(context=9, batch_size=ROWS, vocab=64, accum=2)
     window = batches.of_step(config, Documents(STREAM, COUNTS, ENDS), 1234)
@@ -136,7 +135,8 @@ def load_rows(folder: Path, rows: list[dict[str, Any]], tokenizer: str = "") -> 
         return corpus.load(str(file), tokenizer)
 
 
-def check_masks(chat_in: str, folder: Path) -> None:
+@pytest.mark.parametrize("chat_in", ["val", "train"])
+def test_masks_of_chats(chat_in: str, folder: Path) -> None:
     """Checks that among rows of text, held out or not, a chat's prompt alone does not count."""
     place = {"train": 2, "val": 19}[chat_in]  # the twentieth row is held out
     loaded = load_rows(folder, [CHAT if i == place else PLAIN for i in range(20)])
@@ -151,7 +151,7 @@ def check_masks(chat_in: str, folder: Path) -> None:
         assert np.asarray(found.ends).tolist() == [*itertools.accumulate(map(len, documents))]
 
 
-def check_tokenizer(folder: Path) -> None:
+def test_tokenizer_settings_are_ignored(folder: Path) -> None:
     """A document is its words' own numbers and the end: whatever the file says of lengths, and of
     tokens around a text, is for others."""
     inner = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2, "<end>": 3, "<pad>": 4, "<s>": 5}))
@@ -167,7 +167,7 @@ def check_tokenizer(folder: Path) -> None:
     assert found == [*texts.values()] and loaded.vocab == 6
 
 
-def check_tokens_at_an_edge(folder: Path) -> None:
+def test_tokens_across_an_edge_are_no_targets(folder: Path) -> None:
     """A token that is in part an answer and in part a prompt is no target: here `ay`, whose `a` is
     the answer's header, and the line's end that is one with the next prompt's `u`."""
     letters = ["u", "n", "o", "\n", "a", "y", "e", "s", "k", "ay", "\nu"]
@@ -209,7 +209,8 @@ TEMPLATES = {
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def check_templates(name: str) -> None:
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_match_transformers(name: str) -> None:
     """A chat is written as transformers writes it: blanks and lines around blocks, JSON, loops that
     end early, tools that nobody gave, and the mark around what an assistant says."""
     render: Any = chat_template_utils.render_jinja_template
@@ -222,13 +223,3 @@ def check_templates(name: str) -> None:
         how = {"chat_template": TEMPLATES[name], "add_generation_prompt": header, **SPECIAL}
         (theirs,), _ = render([said[:count]], **how)
         assert chat.compile_template(TEMPLATES[name], SPECIAL)(said[:count], header) == theirs
-
-
-@checks(
-    *((check_templates, name) for name in TEMPLATES),
-    (check_windows,), (check_own_rows,), (check_packed_rows,), (check_padded_rows,),
-    (check_masked_stream,), (check_documents_are_drawn,), (check_masks, "val"),
-    (check_masks, "train"), (check_tokenizer,), (check_tokens_at_an_edge,),
-)  # fmt: skip
-def test_what_is_drawn_is_as_by_hand(check: Call, call: Call) -> None:
-    call(check)

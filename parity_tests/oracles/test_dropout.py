@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from lockstep.judge.compare import norm_gap
 from parity_tests import hf_model
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 
 RATE, SEED, STEP = 0.3, 5, 7
@@ -38,7 +38,8 @@ def put_masks(net: Any, micro_step: int) -> None:
         block.mlp.dropout = Mask(micro_step, layer, MLP)
 
 
-def check_dropout(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_dropout_matches_transformers(framework: str) -> None:
     """Behind the embedding and each sublayer what is dropped is drawn anew, by step, micro-step,
     layer and place, and the rest is scaled: the loss and the gradient are transformers'."""
     config = toy("gpt2", n_layer=2, d_model=16, context=8, policy="fp64", accum=2, clip=1e9,
@@ -60,8 +61,3 @@ def check_dropout(framework: str) -> None:
     tenth = hf_model.translate(config.model, twin.state().mu)
     for name, parameter in net.named_parameters():
         assert norm_gap(10 * tenth[name], parameter.grad.numpy()) < 1e-12, name
-
-
-@checks(*((check_dropout, framework) for framework in FRAMEWORKS))
-def test_it_is_transformers(check: Call, call: Call) -> None:
-    call(check)

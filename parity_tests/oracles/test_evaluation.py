@@ -21,7 +21,6 @@ from lockstep.train import sampling
 from lockstep.twin import Twin
 from parity_tests import hf_model
 from parity_tests.fake import FakeTwin
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window
 from parity_tests.runs import fake_runs
 from parity_tests.weights.folders import run_of
@@ -31,6 +30,8 @@ SMALL: dict[str, Any] = {"n_layer": 1, "d_model": 16, "context": T, "vocab": 40,
                          "warmup": 0, "accum": 3}  # fmt: skip
 # Loss by numpy from logits, in nats: float64's rounding; below it, one of float32's sums.
 GAPS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-3}
+FORMS = (("bf16", ""), ("fp64", "masked"), ("fp64", "chunks"))
+LOSSES = [(framework, *form) for framework in FRAMEWORKS for form in FORMS]
 
 
 def batches_of(count: int, *, masked: bool = False) -> Batch:
@@ -55,7 +56,8 @@ def loss_by_hand(twin: Twin, batches: Batch) -> float:
     return float(np.mean(found))
 
 
-def check_loss(framework: str, policy: str, form: str = "") -> None:
+@pytest.mark.parametrize(("framework", "policy", "form"), LOSSES)
+def test_loss_matches_numpy(framework: str, policy: str, form: str) -> None:
     """The loss of an evaluation is numpy's; and a step's, before its update, is too."""
     chunks = "3" if form == "chunks" else "1"
     config = toy(**SMALL, policy=policy, loss_chunks=chunks)
@@ -71,7 +73,9 @@ def check_loss(framework: str, policy: str, form: str = "") -> None:
     assert abs(result.loss - hand) < GAPS[policy]
 
 
-def check_loss_in_the_evaluation_s_policy(framework: str, chunks: str) -> None:
+@pytest.mark.parametrize("chunks", ["1", "3"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_loss_in_the_evaluation_policy(framework: str, chunks: str) -> None:
     """The loss of an evaluation in fp32 is numpy's to float32's rounding where bf16 trains, also in
     chunks of rows."""
     config = toy(**SMALL, policy="bf16", eval_policy="fp32", loss_chunks=chunks)
@@ -79,7 +83,8 @@ def check_loss_in_the_evaluation_s_policy(framework: str, chunks: str) -> None:
     assert abs(twin.evaluate(batches) - loss_by_hand(twin, batches)) < GAPS["fp32"]
 
 
-def check_evaluation_follows(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_evaluation_follows_training(framework: str) -> None:
     """Trained in fp64, evaluated in fp32, before and after: each time the loss, and the scores, of
     a twin of fp32 with the weights of that moment. Training goes on as if nobody looked."""
     config = toy(**{**SMALL, "vocab": 256}, policy="fp64", eval_policy="fp32", dropout=0.2)
@@ -101,7 +106,8 @@ def check_evaluation_follows(framework: str) -> None:
     assert len({round(loss, 3) for loss, *_ in moments}) == 3
 
 
-def check_grouped_queries(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_grouped_queries_match_transformers(framework: str) -> None:
     """Under fast numerics, so in blocks or by a kernel: transformers' loss and gradients."""
     config = toy("tiny", n_layer=1, n_head=4, n_kv_head=2, context=256, batch_size=1, policy="fp32",
                  numerics="fast",
@@ -131,7 +137,9 @@ EVALUATED = {"fp32": "fp32", "bf16-weights": "params=bfloat16,compute=bfloat16,o
              "fp64": "fp64"}  # fmt: skip
 
 
-def check_scores_in_the_evaluation_s_policy(framework: str, name: str) -> None:
+@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_scores_in_the_evaluation_policy(framework: str, name: str) -> None:
     """Checks that sampling computes in the evaluation's policy, its weights' dtype too, where bf16
     trains."""
     policy = EVALUATED[name]
@@ -165,7 +173,7 @@ def draw(table: Any, prompt: list[int], **how: Any) -> tuple[list[int], list[lis
     return sampling.sample(twin, prompt, vocab=len(twin.table), **how), twin.asked
 
 
-def check_context() -> None:
+def test_sampling_uses_the_whole_context() -> None:
     """The model is asked with all that there is, up to the whole context, and never more."""
     follow = np.eye(10)[[(i + 3) % 10 for i in range(10)]]
     written, asked = draw(follow, [4, 5], length=9, context=8, temperature=0)
@@ -197,7 +205,7 @@ def probabilities(scores: Any, temperature: float, top_k: int) -> np.ndarray:
     return torch.softmax(x, -1)[0].numpy()
 
 
-def check_distribution() -> None:
+def test_sampling_matches_transformers() -> None:
     """Checks that 1000 even numbers give each token its share, to within one."""
     for temperature in (0.5, 0.8, 1.0, 3.0):
         for top_k in (0, 1, 3, 5, 8, 40):
@@ -209,7 +217,7 @@ def check_distribution() -> None:
             assert np.abs(counts - expected).max() <= 1 + 1e-6, (temperature, top_k)
 
 
-def check_large_vocabulary() -> None:
+def test_sampling_from_a_large_vocabulary() -> None:
     """Checks that 3000 even numbers give each of 600 tokens its share, to within one; the likeliest
     is one of the last."""
     scores = np.random.default_rng(1).normal(size=600)
@@ -223,7 +231,7 @@ def check_large_vocabulary() -> None:
     assert sampling.choose(scores, 0, 0, np.random.default_rng(0)) == 577
 
 
-def check_draws_are_independent() -> None:
+def test_draws_are_independent() -> None:
     """Pairs of neighbours in a text of 4000 tokens: each pair as often as the product of its
     probabilities says, to within five deviations; another seed writes another text."""
     scores, length = SCORES[:4], 4000
@@ -239,7 +247,7 @@ def check_draws_are_independent() -> None:
     assert (np.abs(pairs - expected) < 5 * np.sqrt(expected / length)).all(), pairs
 
 
-def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_draws_from_its_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`lockstep sample` draws bytes, and no token beyond, from the scores of its checkpoint under
     `--eval-policy`: bf16's, and those of the first weights, give another text."""
     config = toy(**{**SMALL, "vocab": 300, "context": 8}, policy="bf16", eval_policy="fp32")
@@ -261,7 +269,7 @@ def check_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == written[0] != written[1]
 
 
-def check_who_samples(folder: Path) -> None:
+def test_sample_settings(folder: Path) -> None:
     """The framework, the device and the checkpoint that are named, else the run's own; on one
     device, also of a run on several."""
     config = toy(**SMALL, policy="fp32", mesh="data=2")
@@ -292,7 +300,11 @@ def check_who_samples(folder: Path) -> None:
 # --- an evaluation that overflows
 
 
-def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "eval_policy", "status"),
+    [("bf16", "bf16", "DIVERGED"), ("bf16", "fp16", "DONE"), ("fp16", "fp16", "DONE")],
+)
+def test_overflow_in_evaluation(policy: str, eval_policy: str, status: str, folder: Path) -> None:
     """Weights that give no finite loss end a run, unless float16 trains or evaluates, which may
     overflow by itself: then the row says that there is no loss, and training goes on."""
 
@@ -308,22 +320,3 @@ def check_overflow(policy: str, eval_policy: str, status: str, folder: Path) -> 
     assert bool(fake_runs.saved_steps()) == (ended == exits.DONE)  # nothing without a loss is saved
     losses = {row["step"]: row["val_loss"] for row in fake_runs.rows("eval")}
     assert losses == {0: 1.0, 4: None} | ({8: 1.0} if ended == exits.DONE else {})
-
-
-@checks(
-    *((check_loss, framework, "bf16") for framework in FRAMEWORKS),
-    *((check_loss, "torch", "fp64", form) for form in ("masked", "chunks")),
-    *((check_loss, "jax", "fp64", form) for form in ("masked", "chunks")),
-    *((check_evaluation_follows, framework) for framework in FRAMEWORKS),
-    *((check_scores_in_the_evaluation_s_policy, framework, name) for framework in FRAMEWORKS
-      for name in EVALUATED),
-    *((check_loss_in_the_evaluation_s_policy, framework, chunks) for framework in FRAMEWORKS
-      for chunks in "13"),
-    *((check_grouped_queries, framework) for framework in FRAMEWORKS),
-    (check_context,), (check_distribution,), (check_large_vocabulary,),
-    (check_draws_are_independent,), (check_the_command,), (check_who_samples,),
-    (check_overflow, "bf16", "bf16", "DIVERGED"), (check_overflow, "bf16", "fp16", "DONE"),
-    (check_overflow, "fp16", "fp16", "DONE"),
-)  # fmt: skip
-def test_it_is_numpy_s_or_transformers(check: Call, call: Call) -> None:
-    call(check)

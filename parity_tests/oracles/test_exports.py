@@ -44,10 +44,11 @@ from lockstep.weights.huggingface import INDEX, SINGLE
 from lockstep.weights.onnx_export import export_onnx
 from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 from parity_tests import hf_model
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier
 from parity_tests.weights.folders import config_of, make, run_of
+
+pytestmark = pytest.mark.usefixtures("kept_exporter")
 
 BOUND = 2e-6  # of the logits' norm, in float32
 T = 12
@@ -62,6 +63,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "tiny", "n_kv_head": 2, "qk_norm": True, "head_dim": 10, "norm_eps": 1e-3,
               "padded_vocab": 264},
 }  # fmt: skip
+FORMS = {"safetensors": [*MODELS], "onnx": [*MODELS], "stablehlo": ["llama-lora", "gpt2"]}
+EXPORTED = [(form, name) for form, names in FORMS.items() for name in names]
+
+
+def is_dear(form: str, name: str) -> bool:
+    return (form, name) == ("stablehlo", "gpt2") or (form == "onnx" and name != "llama-lora")
 
 
 def trained(run: Path, name: str) -> tuple[Config, TrainState]:
@@ -128,7 +135,9 @@ def exported_logits(form: str, run: Path, to: Path) -> np.ndarray:
         return net(torch.from_numpy(TOKENS)).logits.numpy()
 
 
-def check_export(form: str, name: str, folder: Path) -> None:
+@tier("rest", guard="GPT-2, or a Llama with adapters", where=is_dear)
+@pytest.mark.parametrize(("form", "name"), EXPORTED)
+def test_exported_logits(form: str, name: str, folder: Path) -> None:
     """In float32 the exported program has the logits of transformers' model, at each place."""
     config, state = trained(folder / "run", name)
     expected = expected_logits(config, state.params)
@@ -137,7 +146,8 @@ def check_export(form: str, name: str, folder: Path) -> None:
     assert max(norm_gap(found[:, t], expected[:, t]) for t in range(T)) < BOUND
 
 
-def check_adapters(name: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["gpt2-lora", "llama-lora"])
+def test_exported_adapters_in_peft(name: str, folder: Path) -> None:
     """PEFT, with transformers' model of the weights alone, has the logits of both together."""
     config, state = trained(folder / "run", name)
     export(folder / "run", folder / "to", step=1, warn=pytest.fail, only_adapters=True)
@@ -151,7 +161,8 @@ def check_adapters(name: str, folder: Path) -> None:
     assert norm_gap(found.numpy(), expected_logits(config, state.params)) < BOUND
 
 
-def check_index(dtype: str, folder: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_index_matches_transformers(dtype: str, folder: Path) -> None:
     """The index of several files is transformers' own: where each tensor is, and all bytes; also
     where the first two tensors are just as large as a file may be."""
     whole = make(folder / "whole", "gpt2", getattr(torch, dtype))
@@ -179,7 +190,8 @@ WHOLE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def check_numbers(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize("kind", WHOLE)
+def test_config_keeps_every_digit(kind: str, folder: Path) -> None:
     """Every digit of a number of transformers' config reaches the model, and comes back: rates of
     RoPE of 7 and more digits, an epsilon."""
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2,
@@ -201,7 +213,7 @@ def check_numbers(kind: str, folder: Path) -> None:
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{% endfor %}"
 
 
-def check_files_beside(folder: Path) -> None:
+def test_files_beside_the_weights(folder: Path) -> None:
     """transformers finds in an export what its own folder had: how a chat is written, where a text
     ends, and how one is generated."""
     there = make(folder / "there", "gpt2")
@@ -227,7 +239,8 @@ def check_files_beside(folder: Path) -> None:
 LONGEST = {"gpt2": 8, "llama3": 12}  # RoPE has no table of places among the weights
 
 
-def check_shorter_context(name: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", LONGEST)
+def test_shorter_context(name: str, folder: Path) -> None:
     """After a run of 8 tokens of 12, in another dtype: transformers loads what the run has, and
     keeps what else its start said."""
     there, to, short = make(folder / "there", name), folder / "to", torch.from_numpy(TOKENS[:, :8])
@@ -252,7 +265,8 @@ def initializers(graph: onnx.ModelProto) -> Arrays:
     return {x.name: numpy_helper.to_array(x) for x in graph.graph.initializer}
 
 
-def check_int8(folder: Path) -> None:
+@tier("rest", guard="the export in float32")
+def test_int8_matches_its_formula(folder: Path) -> None:
     """Each activation's scale and zero point are of the least and the largest number that any of
     the first eight steps' windows makes, as onnxruntime computes them in float32; a weight's scale
     is of its row. The file loses little, by its logits and by its stated losses."""
@@ -297,7 +311,7 @@ def check_int8(folder: Path) -> None:
         assert abs(loss - hand) < 1e-6
 
 
-def check_masked_loss() -> None:
+def test_masked_loss() -> None:
     """The stated loss is the mean over what counts, however many count in each batch."""
     random = np.random.default_rng(2)
     scores, targets = random.normal(size=(7, 7)), random.integers(7, size=(3, 2, T))
@@ -307,23 +321,3 @@ def check_masked_loss() -> None:
     logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     hand = -logs[tokens[counts], targets[counts]].mean()
     assert abs(onnx_export.mean_loss(lambda given: scores[given], window) - hand) < 1e-12
-
-
-DEAR = {("stablehlo", "gpt2"), *(("onnx", name) for name in MODELS if name != "llama-lora")}
-
-
-@tier(
-    "rest",
-    guard="GPT-2, or a Llama with adapters",
-    where=lambda check: check.args in DEAR or check.func is check_int8,
-)
-@checks(
-    *((check_export, form, name) for form in ("safetensors", "onnx") for name in MODELS),
-    (check_export, "stablehlo", "llama-lora"), (check_export, "stablehlo", "gpt2"), (check_int8,),
-    (check_masked_loss,), (check_adapters, "gpt2-lora"), (check_adapters, "llama-lora"),
-    (check_index, "float32"), (check_index, "bfloat16"), (check_files_beside,),
-    *((check_shorter_context, name) for name in LONGEST),
-    *((check_numbers, kind) for kind in WHOLE),
-)  # fmt: skip
-def test_it_is_transformers_or_the_formula_s(check: Call, call: Call) -> None:
-    call(check)

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 
 import torch_ref.extra.formats.delayed
 from jax_impl.extra.formats.rounding import ROUNDING
 from lockstep.formats.table import FORMATS, HISTORY
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from torch_ref.extra.formats.rounding import Rounding
 
@@ -21,7 +21,9 @@ FRAMEWORKS: dict[str, Any] = {"jax": (ROUNDING, jnp.asarray), "torch": (Rounding
 DRAWS = 64
 
 
-def check_stochastic(framework: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_stochastic_rounding(framework: str, dtype: str) -> None:
     """Checks that a quarter of evenly spread draws rounds 2.25 to 3 and the others to 2, in any
     dtype. A block whose largest number is 6, e2m1's own, has scale 1."""
     rounding, make = FRAMEWORKS[framework]
@@ -48,7 +50,8 @@ def scale_of(size: Any) -> Any:
     return np.exp2(np.ceil(np.log2(size / 448))).astype(np.float32)
 
 
-def check_scales_of_all_rows(name: str) -> None:
+@pytest.mark.parametrize("name", ["fp8", "fp8-rowwise"])
+def test_scales_of_all_rows(name: str) -> None:
     """Where a sum, or a scale, goes over the rows of all processes, each rounds its rows as one
     process rounds all."""
     x, own = sheet(), slice(0, 4)
@@ -61,7 +64,7 @@ def check_scales_of_all_rows(name: str) -> None:
     assert not np.array_equal(found, alone)
 
 
-def check_histories_of_processes() -> None:
+def test_histories_of_processes() -> None:
     """A device's loss is a mean over its own rows, and scaled: what comes back is so many times the
     gradient of the whole batch's loss, whose amaxes a history has."""
     processes, loss_scale = 4, 2.0**10
@@ -84,7 +87,8 @@ def check_histories_of_processes() -> None:
     assert owner.amaxes["qkv"][:, 0].tolist() == [3, 5, 7]
 
 
-def check_history(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_history_of_amaxes(framework: str) -> None:
     """Amaxes are kept as those of a loss that is not scaled, whatever its scale is in their step
     and in later ones; the largest of the last 16 steps counts. Nothing recorded is a scale of one,
     and what is not finite is none."""
@@ -120,7 +124,8 @@ def keys_of(framework: str, trainer: Any, step: int, micro_step: int) -> dict[st
     return {n.removesuffix(end): tuple(x.tolist()) for n, x in weights.items() if n.endswith(end)}
 
 
-def check_draws_of_a_product(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_draws_of_a_product(framework: str) -> None:
     """Each product of each micro-batch draws with a key of its own, by `jax.random`'s own folding
     of seed, step, micro-step, layer and place."""
     config = toy(policy="nvfp4", n_layer=4, n_head=1, d_model=16, context=8, seed=5, accum=3)
@@ -137,15 +142,3 @@ def check_draws_of_a_product(framework: str) -> None:
                 assert key == tuple(jax.random.key_data(hand).tolist()), (step, micro_step, name)
             seen |= {*keys.values()}
     assert len(seen) == 2 * 3 * 2 * len(SITES)
-
-
-@checks(
-    *((check_draws_of_a_product, framework) for framework in FRAMEWORKS),
-    *((check_history, framework) for framework in FRAMEWORKS),
-    *((check_stochastic, framework, dtype) for framework in FRAMEWORKS
-      for dtype in ("float32", "float64")),
-    (check_scales_of_all_rows, "fp8"), (check_scales_of_all_rows, "fp8-rowwise"),
-    (check_histories_of_processes,),
-)  # fmt: skip
-def test_it_is_by_hand(check: Call, call: Call) -> None:
-    call(check)

@@ -11,13 +11,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import peft
+import pytest
 import torch
 
 from lockstep.model.stacked import scans_layers
 from lockstep.model.state import initial_state
 from lockstep.weights import init
 from parity_tests import hf_model
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.weights import folders
 
@@ -35,7 +35,8 @@ def config_of(model: str, **flags: Any) -> Any:
     return toy(**{**SHAPE, **MODELS[model], **flags})
 
 
-def check_values(model: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_initial_values(model: str) -> None:
     """GPT-2's recipe (Radford et al. 2019): N(0, 0.02), over sqrt(2 L) where a branch ends."""
     config = config_of(model)
     for name, x in initial_state(config).params.items():
@@ -54,7 +55,7 @@ def check_values(model: str) -> None:
             assert abs(beyond - 0.0455) < SIGMAS * 0.2084 / math.sqrt(x.size), name
 
 
-def check_transformers() -> None:
+def test_initial_values_match_transformers() -> None:
     """Each tensor of our GPT-2 is as wide as transformers' own."""
     config = config_of("gpt2")
     torch.manual_seed(0)
@@ -66,7 +67,7 @@ def check_transformers() -> None:
         assert abs(ours.mean() - other.mean()) <= 2 * bound, name
 
 
-def check_peft() -> None:
+def test_adapters_match_peft() -> None:
     """Our adapters begin as PEFT's do: A is uniform, as far as PEFT's; B is zero."""
     torch.manual_seed(0)
     params, found = initial_state(config_of("lora")).params, 0
@@ -89,7 +90,7 @@ def check_peft() -> None:
     assert found == 3 * 5
 
 
-def check_seeds() -> None:
+def test_seeds_draw_other_weights() -> None:
     """Every drawn tensor is another one under another seed, and no two of a run are alike."""
     zero, one = (initial_state(config_of("lora", seed=seed)).params for seed in (0, 1))
     again = initial_state(config_of("lora", seed=0)).params
@@ -104,7 +105,7 @@ def check_seeds() -> None:
     assert all(np.array_equal(zero[name], x) for name, x in again.items())
 
 
-def check_seeds_of_adapters() -> None:
+def test_adapters_beside_given_weights() -> None:
     """Beside given weights, adapters are those of the run's seed: the same as without, and others
     under another seed."""
     for seed in (0, 1, 7):
@@ -119,7 +120,8 @@ def check_seeds_of_adapters() -> None:
         assert all(drawn[name].std() > 0 for name in adapters)
 
 
-def check_a_twin_starts_so(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_twin_starts_from_initial_weights(framework: str) -> None:
     """A run of a seed begins with these weights, and a larger model keeps what it shares."""
     config = config_of("tiny", seed=1, policy="fp32")
     wanted, loaded = initial_state(config).params, start(framework, config).state().params
@@ -136,7 +138,8 @@ LAYERS = {"norm1": (8,), "attn.qkv": (24, 8), "attn.proj": (8, 8), "norm2": (8,)
           "mlp.up": (32, 8), "mlp.down": (8, 32)}  # fmt: skip
 
 
-def check_llm_c(context: str, folder: Path) -> None:
+@pytest.mark.parametrize("context", ["12", "7"])
+def test_llm_c_weights(context: str, folder: Path) -> None:
     """Each tensor has the numbers that stand at its place in the file, by the order of llm.c's
     `write_tensors`, 2 after 1 and not 10; of its 12 positions a run may want fewer."""
     sizes: dict[str, tuple[int, ...]] = {"embed.weight": (56, 8), "position.weight": (12, 8)}
@@ -170,9 +173,15 @@ DECAYING = {  # model and --decay -> what decays, in each layer and beside the l
 
 
 SMALL: dict[str, Any] = {"n_layer": 2, "d_model": 16, "context": 8, "policy": "fp64"}
+DECAYS = [
+    *(("torch", *which, "unroll") for which in DECAYING),
+    ("jax", "lora", "", "unroll"),
+    *(("jax", "tiny", "blocks.*.mlp,head", layers) for layers in ("unroll", "scan")),
+]
 
 
-def check_decay(framework: str, model: str, patterns: str = "", layers: str = "unroll") -> None:
+@pytest.mark.parametrize(("framework", "model", "patterns", "layers"), DECAYS)
+def test_decay(framework: str, model: str, patterns: str, layers: str) -> None:
     """A step with a decay of 0.5 differs from one with none by -0.5 times rate times weight, in
     the tensors that decay, and by nothing elsewhere."""
     flags = {**SMALL, "warmup": 0, "lr": 0.25, "decay": patterns, "layers": layers}
@@ -201,7 +210,8 @@ FREEZE = {  # model and --freeze -> what is trained in each of three layers, and
 }  # fmt: skip
 
 
-def check_trained(model: str, patterns: str) -> None:
+@pytest.mark.parametrize(("model", "patterns"), FREEZE)
+def test_trained_parameters(model: str, patterns: str) -> None:
     """A run trains what no pattern of `--freeze` names and, with adapters, these alone."""
     flags = {"n_kv_head": 0, "qkv_bias": False, "qk_norm": False} if model == "tiny" else {}
     inside, beside = FREEZE[model, patterns]
@@ -209,7 +219,10 @@ def check_trained(model: str, patterns: str) -> None:
     assert {*config_of(model, freeze=patterns, **flags).trained} == expected
 
 
-def check_what_moves(layers: str, framework: str = "jax") -> None:
+@pytest.mark.parametrize(
+    ("layers", "framework"), [("unroll", "jax"), ("scan", "jax"), ("unroll", "torch")]
+)
+def test_frozen_parameters_stay(layers: str, framework: str) -> None:
     """A step moves what no pattern of `--freeze` names, in each layer, and logs the norms of these
     tensors' own gradients before they are clipped: after a first step a moment is a tenth of what
     clipping has left of them."""
@@ -234,23 +247,9 @@ SOME = {"decay": "blocks.1.mlp,head", "freeze": "embed,blocks.0", "lora_targets"
 ALL = {"decay": "*.mlp,head", "freeze": "embed,*.mlp", "lora_targets": "*.qkv,blocks.*.mlp"}
 
 
-def check_one_program(flag: str) -> None:
+@pytest.mark.parametrize("flag", SOME)
+def test_layers_are_scanned_only_if_alike(flag: str) -> None:
     """Deep models' layers are one program, but where a pattern is for some of them alone."""
     flags = {"n_layer": 24, "remat": "block", "lora_rank": 3 * (flag == "lora_targets")}
     found = [scans_layers(config_of("gpt2", **flags, **{flag: of[flag]})) for of in (ALL, SOME)]
     assert found == [True, False]
-
-
-@checks(
-    (check_llm_c, "12"), (check_llm_c, "7"), *((check_trained, *which) for which in FREEZE),
-    *((check_values, model) for model in MODELS), (check_transformers,), (check_peft,),
-    (check_seeds,), (check_seeds_of_adapters,),
-    *((check_a_twin_starts_so, framework) for framework in FRAMEWORKS),
-    *((check_decay, "torch", *which) for which in DECAYING), (check_decay, "jax", "lora"),
-    *((check_decay, "jax", "tiny", "blocks.*.mlp,head", layers) for layers in ("unroll", "scan")),
-    *((check_what_moves, layers) for layers in ("unroll", "scan")),
-    (check_what_moves, "unroll", "torch"),
-    *((check_one_program, flag) for flag in SOME),
-)  # fmt: skip
-def test_it_begins_and_decays_as_it_should(check: Call, call: Call) -> None:
-    call(check)

@@ -14,11 +14,10 @@ from lockstep.model.state import initial_state
 from lockstep.monitor import history
 from lockstep.parity import case
 from lockstep.parity.pair import GPT
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import toy
 
 
-def check_norm_gap() -> None:
+def test_norm_gap() -> None:
     """Checks that the largest tells of one element of a million, the root of squares of all; each
     is relative to the second, and infinite where nothing can be compared."""
     many, alone = np.ones(10**6), np.ones(10**6)
@@ -35,7 +34,7 @@ def check_norm_gap() -> None:
         assert compare.norm_gap(np.array(a), np.array(b)) == np.inf
 
 
-def check_starts() -> None:
+def test_starts_are_perturbed() -> None:
     """No gain of a start is one and no bias zero, whatever the seed; another seed has others."""
     config = toy("gpt2", n_layer=1)
     fresh = initial_state(config).params
@@ -65,7 +64,7 @@ OF_OUTPUTS = {
 }  # fmt: skip
 
 
-def check_accepted() -> None:
+def test_accepted_roots() -> None:
     """A place is accepted by the largest of its differences or by all of its causes, and a root by
     all of its places."""
     steps = [make_spot(name, size, f"{name}, step {i}") for i, (name, size) in enumerate(UPDATES)]
@@ -78,7 +77,7 @@ def check_accepted() -> None:
         assert found == cases
 
 
-def check_parting() -> None:
+def test_parting_of_logs() -> None:
     """Where two logs part is a step, also of logs that do not begin with the first."""
     steps = np.array([100, 102, 103, 107])
     parting = history.Parting(steps=steps, ours=np.ones(4), theirs=np.array([1, 1, 1.5, np.nan]))
@@ -86,8 +85,3 @@ def check_parting() -> None:
     lines = history.describe_parting(parting)
     assert lines[0] == "their losses differ from step 103 on, of 4 that both have"
     assert lines[-2] == "  by more than 0.1 nats: from step 103 on"
-
-
-@checks((check_norm_gap,), (check_starts,), (check_parting,), (check_accepted,))
-def test_it_is_by_hand(check: Call, call: Call) -> None:
-    call(check)

@@ -33,7 +33,6 @@ from lockstep.train import closing, loop, memory, nonfinite, track
 from lockstep.twin import BatchTrace, StepResult, trainer_module
 from lockstep.weights import onnx_export
 from parity_tests.fake import FakeTwin
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 from parity_tests.plan.plans import setting
 from parity_tests.runs import fake_runs
@@ -91,7 +90,8 @@ class Clock:
         return run
 
 
-def check_clock(mode: str, folder: Path) -> None:
+@pytest.mark.parametrize("mode", ["synchronous", "late", "slow host"])
+def test_log_of_a_given_clock(mode: str, folder: Path) -> None:
     """Each of 12 steps takes two seconds, beside evaluations and saves, which do not count.
 
     Of a slow host, one step's end is seen too early or too late.
@@ -124,7 +124,7 @@ def check_clock(mode: str, folder: Path) -> None:
         assert row["seconds"] == step * STEP + pauses  # on the wall, from the first step on
 
 
-def check_time_left(folder: Path) -> None:
+def test_time_left(folder: Path) -> None:
     """A resumed run needs two seconds for each step that is left."""
     found = list[tuple[int, float]]()
     with pytest.MonkeyPatch.context() as patch:
@@ -142,7 +142,7 @@ DIGITS = {"lr": 0.0012345678901234567, "min_lr": 1.2345678901234567e-05, "clip":
           "weight_decay": 0.09876543210987654}  # fmt: skip
 
 
-def check_digits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_keep_every_digit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run's record, and the command that it tells for the other framework, have every digit."""
     flags = " ".join(f"{flag_name(name)} {x!r}" for name, x in DIGITS.items())
     assert fake_runs.train(f"--steps 3 --warmup 1 {flags}") == DONE
@@ -153,7 +153,7 @@ def check_digits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert {name: getattr(found.optim, name) for name in DIGITS} == DIGITS
 
 
-def check_held_out(folder: Path) -> None:
+def test_held_out_windows(folder: Path) -> None:
     """Every evaluation takes the same windows of the held-out tenth, also of another text."""
     asked = list[np.ndarray]()
 
@@ -174,7 +174,8 @@ def check_held_out(folder: Path) -> None:
 WORDS = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 
 
-def check_held_out_rows(rows: str, folder: Path) -> None:
+@pytest.mark.parametrize("rows", ["stream", "pack", "pad"])
+def test_held_out_rows(rows: str, folder: Path) -> None:
     """A set of the very text that is held out gets the same windows, with its words, rows and
     masks."""
     inner = Tokenizer(WordLevel({"user": 0, "assistant": 1, "a": 2, "b": 3}))
@@ -224,7 +225,8 @@ COMMANDS: dict[str, dict[str, Any]] = {
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 4"
 
 
-def check_command(name: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_for_the_other_framework(name: str, folder: Path) -> None:
     """Checks that the other framework's command, read by a shell, trains by the same config, on a
     machine of eight devices, too; PyTorch's is started with a process for each device."""
     flags = COMMANDS[name]
@@ -252,7 +254,7 @@ STATES = {
 }  # fmt: skip
 
 
-def check_states(folder: Path) -> None:
+def test_states_of_runs(folder: Path) -> None:
     """A run is finished when its last step is saved, whatever its log has; what is half written
     is not saved."""
     for number, ((saved, logged), state) in enumerate(STATES.items()):
@@ -296,7 +298,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }  # fmt: skip
 
 
-def check_flops(case: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_flops(case: str) -> None:
     """6 P + 12 L Q T (Chowdhery et al. 2022), where a weight that does not train has 4."""
     family, flags, trained, frozen = CASES[case]
     config = toy(family, **{"model": family, **SMALL, **flags})
@@ -307,7 +310,8 @@ def check_flops(case: str) -> None:
         assert flops.per_token(config.model) == found
 
 
-def check_plan_attention(case: str) -> None:
+@pytest.mark.parametrize("case", ["plain", "grouped", "positions"])
+def test_planned_flops_of_attention(case: str) -> None:
     """Scores and values are two products of 2 T Q FLOPs a token; the backward pass has four. A
     fused kernel leaves out the half that is masked and makes the scores again."""
     family, flags, _, _ = CASES[case]
@@ -341,7 +345,7 @@ def looked_into(outputs: str = "", backwards: str = "", grads: str = "", loss: f
     return nonfinite.first_bad_tensor(twin, Batch(*np.zeros((2, 2, 1, 4), np.int32)))
 
 
-def check_first_bad_tensor() -> None:
+def test_first_nonfinite_tensor() -> None:
     """Checks that the first computed of several is named: forward from the embedding, backward from
     the logits, outputs before the loss, gradients of outputs before those of weights."""
     where, some = "in micro-batch 2 of 2", "blocks.0 blocks.1"
@@ -356,7 +360,7 @@ def check_first_bad_tensor() -> None:
     assert looked_into() == ""
 
 
-def check_tracked_numbers() -> None:
+def test_tracked_numbers() -> None:
     """A tracker gets each finite number under its own name; a module's norm is none of a row's."""
     row = {"kind": "train", "step": 3, "loss": 2, "grad_norm": None, "skipped": True, "mfu": 0.5,
            "tokens_per_second": math.inf, "seconds": 7.0}  # fmt: skip
@@ -370,7 +374,8 @@ def check_tracked_numbers() -> None:
 # --- norms and memory
 
 
-def check_norm_under_a_scale(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_norm_under_a_loss_scale(framework: str) -> None:
     """The logged norm is that of the true gradient, of float64, under any loss scale; the logged
     scale is the step's; tensors' and modules' norms add up to it."""
     small: dict[str, Any] = {"n_layer": 1, "d_model": 16, "context": 8, "accum": 2}
@@ -395,7 +400,7 @@ def check_norm_under_a_scale(framework: str) -> None:
         assert parts == [modules[f"blocks.0.norm{i}"] for i in (1, 2)]
 
 
-def check_norms_of_modules() -> None:
+def test_norms_of_modules() -> None:
     """A module's norm is that of its weight and its bias together."""
     config = toy("gpt2", **SMALL)
     norms = {name: 4.0 if name.endswith("bias") else 3.0 for name in config.trained}
@@ -404,14 +409,15 @@ def check_norms_of_modules() -> None:
     assert params.norms_by_module(norms, config.model) == modules
 
 
-def check_peak() -> None:
+def test_peak_of_resident_memory() -> None:
     """getrusage(2): the largest resident set of this process, in kilobytes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = memory.resident_peak()
     assert before <= found <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def check_peak_of_a_device(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_peak_of_a_device(framework: str) -> None:
     """The most that an allocator has given out at once: neither what is out now, nor what it keeps
     for itself."""
     now, most, kept = 2 * BYTES, 5 * BYTES, 7 * BYTES
@@ -425,19 +431,3 @@ def check_peak_of_a_device(framework: str) -> None:
             patch.setattr(torch.accelerator, name, lambda count=count: count, raising=False)
         kinds: dict[str, Any] = {"jax": JaxTwin, "torch": TorchTwin}
         assert kinds[framework].peak_bytes(twin) == most
-
-
-@checks(
-    (check_clock, "synchronous"), (check_clock, "late"), (check_clock, "slow host"),
-    (check_held_out,), (check_time_left,),
-    (check_digits,),
-    *((check_held_out_rows, rows) for rows in ("stream", "pack", "pad")),
-    *((check_command, name) for name in COMMANDS), (check_states,),
-    (check_norms_of_modules,), (check_tracked_numbers,), (check_first_bad_tensor,),
-    *((check_flops, case) for case in CASES),
-    *((check_plan_attention, case) for case in ("plain", "grouped", "positions")),
-    *((check_norm_under_a_scale, framework) for framework in FRAMEWORKS), (check_peak,),
-    *((check_peak_of_a_device, framework) for framework in FRAMEWORKS),
-)  # fmt: skip
-def test_it_is_the_formula_s(check: Call, call: Call) -> None:
-    call(check)

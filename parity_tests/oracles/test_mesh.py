@@ -11,7 +11,6 @@ import torch
 import torch_ref.extra.mesh.mesh
 from jax_impl.io import bridge
 from lockstep.data.batch import Batch
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import start, toy
 from torch_ref.extra.mesh.mesh import OnMesh
 
@@ -47,7 +46,8 @@ def draw_masks(numerics: str, fsdp: int = 1) -> list[np.ndarray]:
     return masks
 
 
-def check_masks(numerics: str) -> None:
+@pytest.mark.parametrize("numerics", ["fast", "strict"])
+def test_masks_of_devices_are_independent(numerics: str) -> None:
     """Two devices' masks agree in a half of 2000 places, to within five deviations, whether they
     have copies of the model or parts of one."""
     for fsdp in (1, 2, 4):
@@ -58,7 +58,7 @@ def check_masks(numerics: str) -> None:
                 assert abs(alike - 1000) < 5 * np.sqrt(500), (fsdp, a, b)
 
 
-def check_whole_mask() -> None:
+def test_strict_masks_match_one_device() -> None:
     """Under strict numerics the devices' masks are the parts of one device's."""
     twin: Any = start("torch", toy(dropout=0.5))
     twin.trainer.steps = 7
@@ -66,7 +66,7 @@ def check_whole_mask() -> None:
     assert np.array_equal(np.concatenate(draw_masks("strict")), whole.numpy() > 0)
 
 
-def check_mean_count() -> None:
+def test_mean_count_over_devices() -> None:
     """A sum of losses is divided by the mean number that counts, of all devices and micro-batches:
     here 30 of 3 micro-batches on two devices, of which the first has 6; and 24, of which it has
     none."""
@@ -102,7 +102,7 @@ class Part:
         return self.rows
 
 
-def check_places() -> None:
+def test_places_of_parts() -> None:
     """FSDP2 divides rows as `torch.chunk` does, also where they do not come out even; the copies of
     a part take turns in writing it."""
     for rows in (1, 5, 8, 10, 30):
@@ -117,7 +117,7 @@ def check_places() -> None:
                     assert start == begins[part], (rows, data, fsdp, number)
 
 
-def check_pieces() -> None:
+def test_pieces_are_written_once() -> None:
     """JAX's devices together write each number of a tensor once, and the copies of a part take
     turns by tensor, so that each writes as much."""
     for data, fsdp in ((1, 4), (2, 2), (3, 1), (3, 2)):
@@ -142,15 +142,3 @@ def check_pieces() -> None:
                 written[number, copy, int(start) : int(start) + 6] += 1
         assert (written.sum(1) == 1).all(), (data, fsdp)
         assert len({*written.sum((0, 2))}) == 1, (data, fsdp)
-
-
-@checks(
-    (check_masks, "fast"),
-    (check_masks, "strict"),
-    (check_whole_mask,),
-    (check_mean_count,),
-    (check_places,),
-    (check_pieces,),
-)
-def test_devices_draw_and_count_their_own(check: Call, call: Call) -> None:
-    call(check)

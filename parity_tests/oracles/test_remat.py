@@ -2,12 +2,15 @@
 
 import pytest
 
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import perturbed, run, start, toy
 from parity_tests.tiers import tier
 
 
-def check_segments(framework: str, layers: str) -> None:
+@tier("rest", guard="rung 6", where=lambda framework: framework == "jax")
+@pytest.mark.parametrize(
+    ("framework", "layers"), [("torch", "unroll"), ("jax", "unroll"), ("jax", "scan")]
+)
+def test_segments_keep_their_masks(framework: str, layers: str) -> None:
     """With dropout a step's loss under `--remat sqrt` is that of a step that keeps everything: of
     two segments of two layers, and of one of two and one of three."""
     for n_layer in (4, 5):
@@ -17,12 +20,3 @@ def check_segments(framework: str, layers: str) -> None:
         kept, recomputed = (run(start(framework, c, state), c)[0] for c in (config, segmented))
         assert kept.loss == pytest.approx(recomputed.loss, rel=1e-12)
         assert kept.grad_norm == pytest.approx(recomputed.grad_norm, rel=1e-12)
-
-
-@tier("rest", guard="rung 6", where=lambda check: check.args[0] == "jax")
-@checks(
-    (check_segments, "torch", "unroll"), (check_segments, "jax", "unroll"),
-    (check_segments, "jax", "scan"),
-)  # fmt: skip
-def test_it_is_what_is_kept(check: Call, call: Call) -> None:
-    call(check)

@@ -22,7 +22,6 @@ from lockstep.train import loss_scale
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 from parity_tests.fake import FakeTwin
-from parity_tests.oracles import Call, checks
 from parity_tests.pair import FRAMEWORKS, perturbed, run, start, toy, window
 from parity_tests.runs import fake_runs
 
@@ -49,7 +48,7 @@ LAST = {  # schedule, steps and warm-up -> the first rates, and the last ones
 }
 
 
-def check_table() -> None:
+def test_schedules() -> None:
     """All of a long table, and the pinned ends of six."""
     for (schedule, steps, warmup), (first, last) in LAST.items():
         flags = {"schedule": schedule, "steps": steps, "warmup": warmup}
@@ -62,7 +61,7 @@ def check_table() -> None:
         assert np.allclose(ends, [*first, *last], rtol=1e-11, atol=0), (schedule, ends)
 
 
-def check_defaults() -> None:
+def test_defaults() -> None:
     """GradScaler's own scale; a tenth of the rate and of the steps, where one is given; a model
     that the device can train."""
     config, scaler = from_flags({"lr": 0.5, "steps": 77}, accelerator=False), torch.amp.GradScaler
@@ -97,7 +96,8 @@ def update_by_hand(config: Config, state: TrainState, grads: Arrays) -> tuple[fl
     return norm, after
 
 
-def check_steps(framework: str) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_steps_match_manual_adamw(framework: str) -> None:
     """40 steps of two micro-batches: each is the hand's on the twin's own gradients, and logs the
     hand's norm, rate and loss."""
     config = toy(**SMALL, steps=40, warmup=8, accum=2, clip=0.4, lr=0.01, beta1=0.8, beta2=0.97)
@@ -117,7 +117,9 @@ def check_steps(framework: str) -> None:
     assert norm > config.optim.clip  # it was clipped to the end
 
 
-def check_clip(framework: str, policy: str) -> None:
+@pytest.mark.parametrize("policy", ["bf16", "fp16"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_clipping_under_half_precision(framework: str, policy: str) -> None:
     """After a first step the moment is a tenth of the gradient, clipped to 0.3 of its norm,
     whatever the loss scale: in bfloat16 that factor would be 0.301."""
     config = toy(**{**SMALL, "policy": policy}, loss_scale_init=2.0**10, clip=1e9)
@@ -136,7 +138,8 @@ def check_clip(framework: str, policy: str) -> None:
 # --- resume
 
 
-def check_resumed_after_skips(framework: str, folder: Path) -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_resumed_after_skips(framework: str, folder: Path) -> None:
     """fp16 from 2**20: it skips, then trains, is saved and resumed, and trains on. All that a step
     reports is the same bit for bit; the rate is that of the updates. Which steps skip hangs on the
     text, and so on Python's version: it is resumed early, and between two steps that do not."""
@@ -180,7 +183,7 @@ def same(a: TrainState, b: TrainState) -> bool:
     )
 
 
-def check_resumed_run(folder: Path) -> None:
+def test_resumed_run(folder: Path) -> None:
     """30 steps, resumed thrice: the log and the end are those of the run that never stopped, and
     the end is what the hand gets from the windows of steps 0 to 29."""
     steps = " --steps 30 --warmup 3 --accum 2 --eval-every 4"
@@ -213,7 +216,7 @@ def check_resumed_run(folder: Path) -> None:
     assert np.array_equal(ends[0].params["norm.weight"], hand)
 
 
-def check_long_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resumed_long_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run goes on after 700 steps, whose rows are over 100 kB: every row stays as it is, the
     first loss is told, the best checkpoint is kept, and a report has all steps and losses;
     afterwards the best one is no surplus."""
@@ -239,7 +242,7 @@ def read_whole(twin: FakeTwin, state: TrainState) -> None:
     twin.now = replace(state, **parts)
 
 
-def check_resumed_on_a_mesh(folder: Path) -> None:
+def test_resumed_on_a_mesh(folder: Path) -> None:
     """A run that goes on with two devices, then with four, takes the rows that one took."""
     steps = " --batch-size 8 --accum 2 --warmup 3 --steps "
     assert fake_runs.train(f"--out whole{steps}9", "whole") == DONE
@@ -253,7 +256,7 @@ def check_resumed_on_a_mesh(folder: Path) -> None:
     assert [row["tokens"] for row in fake_runs.rows()] == [8 * 2 * 8 * n for n in range(1, 10)]
 
 
-def check_scale_begins() -> None:
+def test_loss_scale_after_a_change_of_policy() -> None:
     """float16 begins at GradScaler's 65,536 after steps that had no scale, whatever came before
     them; a scale that fell or rose to 1 in the last step goes on, and one that has good steps."""
     config = from_flags({"model": "tiny", "policy": "fp16"}, accelerator=False)
@@ -271,14 +274,3 @@ def check_scale_begins() -> None:
     counted = replace(state, good_steps=3)
     row = {"kind": "train", "step": 6, "loss_scale": 1.0, "skipped": False}
     assert loss_scale.carry(counted, config, [row]) == counted
-
-
-@checks(
-    (check_table,), *((check_steps, framework) for framework in FRAMEWORKS),
-    *((check_clip, framework, policy) for framework in FRAMEWORKS for policy in ("bf16", "fp16")),
-    *((check_resumed_after_skips, framework) for framework in FRAMEWORKS), (check_resumed_run,),
-    (check_resumed_on_a_mesh,), (check_long_run,),
-    (check_defaults,), (check_scale_begins,),
-)  # fmt: skip
-def test_it_is_the_hand_s(check: Call, call: Call) -> None:
-    call(check)

@@ -4,25 +4,28 @@ One set of rules judges both twins. The planted bugs show that each rule can be 
 """
 
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jmp
+import optax
 import pytest
 import torch
 import torch.nn.functional as F
 
 import jax_impl.functional
 import jax_impl.model
-import jax_impl.optim
 import jax_impl.pure
 import torch_ref.model
 import torch_ref.step
 from lockstep.config import Config
 from lockstep.model.params import intermediates, shapes
+from mutants.patch import Plant, assign, planted, wrap
 from parity_tests.pair import toy
-from parity_tests.planting import Plant, edit, put
 from parity_tests.tiers import tier
 from parity_tests.twins.programs import Op, Program, Value, read
 
@@ -195,43 +198,57 @@ class Bug(NamedTuple):
 
 
 JAX, TORCH = jax_impl.model, torch_ref.model
+
+
+def round_weights(right: Callable, model: Any, *rest: Any) -> Any:
+    weights = {name: p.bfloat16() for name, p in model.named_parameters()}
+    return right(lambda *given: torch.func.functional_call(model, weights, given), *rest)
+
+
+def round_input(right: Callable, self: Any, x: Any, *rest: Any) -> Any:
+    return right(self, x.astype("bfloat16") if isinstance(x, jax.Array) else x.bfloat16(), *rest)
+
+
 BUGS = [
     Bug("whole_tree_cast", {
-        "jax": edit(jax_impl.pure.PureGPT.__call__, "zeros | params",
-                    "zeros | {name: x.astype('bfloat16') for name, x in params.items()}"),
-        "torch": edit(torch_ref.step.batch_loss, "model(batch, dropout)",
-                      "torch.func.functional_call(model, {name: p.bfloat16() for name, p in "
-                      "model.named_parameters()}, (batch, dropout))"),
+        "jax": wrap(jax_impl.pure.PureGPT, "__call__", lambda right, self, params: right(
+            self, {name: x.astype("bfloat16") for name, x in params.items()})),
+        "torch": wrap(torch_ref.step, "batch_loss", round_weights),
     }, "tiny", "bf16", r"name='(gather|embedding)'"),
     Bug("norms_cast", {
-        "jax": edit(JAX.LayerNorm.__call__, "self.weight[...].astype(",
-                    "self.weight[...].astype('bfloat16').astype("),
-        "torch": edit(TORCH.LayerNorm.forward, "self.weight.to", "self.weight.bfloat16().to"),
+        "jax": wrap(jax_impl.functional, "layer_norm", lambda right, x, weight, *rest: right(
+            x, weight.astype("bfloat16").astype(x.dtype), *rest)),
+        "torch": wrap(F, "layer_norm", lambda right, x, shape, weight, *rest: right(
+            x, shape, weight.bfloat16().to(x.dtype), *rest)),
     }, "gpt2", "bf16", r"name='(convert_element_type|_to_copy)'.*norm2"),
     Bug("layer_norm_in_bfloat16", {
-        "jax": edit(JAX.LayerNorm.__call__, "norm(x_RD,", "norm(x_RD.astype('bfloat16'),"),
-        "torch": edit(TORCH.LayerNorm.forward, "norm(x_RD,", "norm(x_RD.bfloat16(),"),
+        "jax": wrap(jax_impl.functional, "layer_norm", lambda right, x, *rest: right(
+            x.astype("bfloat16"), *rest)),
+        "torch": wrap(F, "layer_norm", lambda right, x, *rest: right(x.bfloat16(), *rest)),
     }, "gpt2", "bf16", r"name='(rsqrt|native_layer_norm)'"),
     Bug("softmax_in_compute", {
-        "jax": edit(JAX.attend, "policy.output_dtype", "policy.compute_dtype"),
-        "torch": edit(TORCH.attend, ".to(dtype)", ".to(q.dtype)"),
+        "jax": wrap(JAX, "attend", lambda right, *given, policy, **how: right(
+            *given, policy=replace(policy, output_dtype=policy.compute_dtype), **how)),
+        "torch": wrap(TORCH, "attend", lambda right, q, *given, dtype, **how: right(
+            q, *given, dtype=q.dtype, **how)),
     }, "gpt2", "bf16", r"name='(exp|_softmax)'"),
     Bug("nothing_cast", {
-        "jax": put(jmp.Policy, "cast_to_compute", lambda self, tree: tree),
-        "torch": put(torch_ref.step, "autocast", lambda roles, device: nullcontext()),
+        "jax": assign(jmp.Policy, "cast_to_compute", lambda self, tree: tree),
+        "torch": assign(torch_ref.step, "autocast", lambda roles, device: nullcontext()),
     }, "gpt2", "bf16", r"name='(dot_general|mm)'"),
     Bug("rotation_in_float32", {
-        "jax": edit(JAX.rotate, "cos_TK[..., None, :], sin_TK[..., None, :]",
-                    "(x[..., None, :].astype('float32') for x in (cos_TK, sin_TK))"),
-        "torch": edit(TORCH.rotate, "cos_TK[..., None, :], sin_TK[..., None, :]",
-                      "(x[..., None, :].float() for x in (cos_TK, sin_TK))"),
+        "jax": wrap(JAX, "rotate", lambda right, x, *tables: right(
+            x, *(table.astype("float32") for table in tables))),
+        "torch": wrap(TORCH, "rotate", lambda right, x, *tables: right(
+            x, *(table.float() for table in tables))),
     }, "tiny", "fp64", r"name='mul'.*float32"),
     Bug("residual_in_bfloat16", {
-        "jax": edit(JAX.Block.__call__, "x_RD = x_RD +", "x_RD = x_RD.astype('bfloat16') +"),
-        "torch": edit(TORCH.Block.forward, "x_RD = x_RD +", "x_RD = x_RD.bfloat16() +"),
+        "jax": wrap(JAX.Block, "__call__", round_input),
+        "torch": wrap(TORCH.Block, "forward", round_input),
     }, "gpt2", "bf16", r"name='add'.*outputs=.*bfloat16', shape=\((3, 5|15), 24\)"),
     Bug("default_accumulator", {  # float32; in torch the gradient itself is the accumulator
-        "jax": edit(jax_impl.optim.optimizer, ", accumulator_dtype=jnp.dtype(param_dtype)", ""),
+        "jax": wrap(optax, "MultiSteps", lambda right, *given, accumulator_dtype, **how: right(
+            *given, **how)),
     }, "gpt2", "fp64", r"^accumulators {'float32'}"),
 ]  # fmt: skip
 
@@ -244,8 +261,8 @@ BUGS = [
         for framework in bug.plants
     ],
 )
-def test_a_planted_bug_is_seen(bug: Bug, framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_seen(bug: Bug, framework: str) -> None:
     config = small(bug.family, bug.policy, 2)
-    bug.plants[framework](monkeypatch)
-    found = violations(framework, read(framework, config), config)
+    with planted(bug.plants[framework]):
+        found = violations(framework, read(framework, config), config)
     assert any(re.search(bug.shows, violation) for violation in found), found
