@@ -1,6 +1,7 @@
 """`examples/minimal/train_jax.py` as a `Runner`: the same weights, batches and rates as ours."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jaxlib
 import jmp
 import numpy as np
 import optax
+from flax import nnx
 
 from benchmarks.peers.minimal import Minimal
 from examples.minimal import train_jax
@@ -43,11 +45,10 @@ class BareJax(Minimal):
         self.configure()
         self.minimal = train_jax.Config(**self.options)
         table = jnp.asarray(self.rates, self.roles.param)
-        like = from_canonical(
-            {n: np.zeros(s) for n, s in shapes(config.model).items()}, self.roles.param
-        )
         clip = clip_by_global_norm(config.optim.clip)
-        self.optimizer = train_jax.make_optimizer(self.minimal, like, lambda u: table[u], clip)
+        self.optimizer = train_jax.make_optimizer(self.minimal, lambda u: table[u], clip)
+        make = partial(train_jax.GPT, self.minimal)
+        self.graph, self.like = nnx.split(nnx.eval_shape(make, nnx.Rngs(0)))
         self.compiled: Any = jax.jit(
             self.step_leaves,
             donate_argnums=0,
@@ -57,7 +58,7 @@ class BareJax(Minimal):
     def step_leaves(self, leaves: list[jax.Array], window: jax.Array) -> Any:
         """Steps from the leaves of the state: `lower` cannot rebuild jmp's loss scale."""
         state = jax.tree.unflatten(jax.tree.structure(self.current), leaves)
-        return train_jax.train_step(self.minimal, self.optimizer, state, window)
+        return train_jax.train_step(self.minimal, self.graph, self.optimizer, state, window)
 
     def compiler_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -88,7 +89,7 @@ class BareJax(Minimal):
     def load(self, state: TrainState) -> None:
         self.begin(state)
         self.configure()
-        params = from_canonical(state.params, self.roles.param)
+        params = from_canonical(state.params, self.like)
         loss_scale = jmp.NoOpLossScale()
         if self.roles.loss_scaling:
             scale, good = jnp.float32(state.loss_scale), jnp.int32(state.good_steps)
@@ -148,40 +149,38 @@ class BareJax(Minimal):
         return stats.get("peak_bytes_in_use") or resident_peak()
 
 
-def place_of(name: str) -> list[str | int]:
-    """Where a canonical parameter lies in the minimal file's tree."""
-    if name in ("embed.weight", "position.weight"):
-        return [name.removesuffix(".weight")]
-    keys = name.replace(".attn.", ".").replace(".mlp.", ".").split(".")
-    return [int(key) if key.isdigit() else key for key in keys]
+def place_of(name: str) -> tuple[str | int, ...]:
+    """Where a canonical parameter lies in the file's model."""
+    *path, last = name.replace(".attn.", ".").replace(".mlp.", ".").split(".")
+    if last == "weight":
+        embeds, norms = path[0] in ("embed", "position"), "norm" in path[-1]
+        last = "embedding" if embeds else "scale" if norms else "kernel"
+    return *(int(key) if key.isdigit() else key for key in path), last
 
 
 def transpose(name: str, array: Any) -> Any:
     """A matrix is out x in in the canonical form, and in x out here; an embedding is V x D."""
-    return array if len(place_of(name)) == 1 else array.T
+    return array.T if place_of(name)[-1] == "kernel" else array
 
 
-def from_canonical(arrays: Arrays, dtype: str) -> Any:
-    layers = 1 + max(int(name.split(".")[1]) for name in arrays if name.startswith("blocks."))
-    tree: Any = {"blocks": [{} for _ in range(layers)]}
-    for name, array in arrays.items():
-        *path, last = place_of(name)
-        node: Any = tree
-        for key in path:
-            node = node[int(key)] if isinstance(node, list) else node.setdefault(key, {})
+def from_canonical(arrays: Arrays, like: nnx.State) -> nnx.State:
+    """Returns the parameters, with the shapes and dtypes of `like`."""
+    named = {place_of(name): transpose(name, array) for name, array in arrays.items()}
+
+    def convert(path: Any, p: Any) -> Any:
         # A copy: the step donates its state, and must not give away numpy's memory.
-        node[last] = jnp.array(transpose(name, array), dtype, copy=True)
-    return tree
+        return p.replace(jnp.array(named[path], p.dtype, copy=True))
+
+    return nnx.map_state(convert, like)
 
 
-def to_canonical(tree: Any, model: ModelConfig) -> Arrays:
-    host, arrays = jax.device_get(tree), Arrays()
-    for name in shapes(model):
-        node: Any = host
-        for key in place_of(name):
-            node = node[key]
-        arrays[name] = np.array(transpose(name, node), order="C")
-    return arrays
+def to_canonical(state: nnx.State, model: ModelConfig) -> Arrays:
+    host = nnx.to_flat_state(jax.device_get(state))
+    tensors = {path: p[...] for path, p in host}
+    return Arrays(
+        (name, np.array(transpose(name, tensors[place_of(name)]), order="C"))
+        for name in shapes(model)
+    )
 
 
 def find_device(asked: str) -> jax.Device:

@@ -51,7 +51,7 @@ BUGS: dict[str, Callable[[], None]] = {
     # MultiSteps' default, under float64
     "accumulated-in-float32": change(JAX, "make_optimizer", ", accumulator_dtype=dtype", ""),
     # no causal mask
-    "every-key-is-seen": change(JAX, "block", "jnp.tri(t, dtype=bool)", "True"),
+    "every-key-is-seen": change(JAX, "Block.__call__", "jnp.tri(t, dtype=bool)", "True"),
     # what a policy whose params are bfloat16 does: no master weights, as above
     "params-in-bfloat16": change(
         JAX, "train_step", "return (optax.apply_updates(params, updates), ",
