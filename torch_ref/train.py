@@ -7,6 +7,7 @@ builds the model (model.py) and takes its steps (step.py).
 import sys
 
 from lockstep.cli import trainers
+from lockstep.process import wait_briefly
 
 
 def main() -> int:
@@ -14,6 +15,7 @@ def main() -> int:
 
     PyTorch is imported only after the flags are checked, so that `--help` is fast.
     """
+    wait_briefly()
     return trainers.train("torch")
 
 

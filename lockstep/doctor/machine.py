@@ -10,6 +10,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from lockstep.doctor.facts import DeviceReport, Machine
+from lockstep.process import WAITING
 
 PACKAGES = re.compile(r"(jax|jaxlib|jax-cuda\d+-\w+|flax|optax|jmp|torch|triton|nvidia-.+)$")
 # What tells a process how many there are, and what it needs besides: JAX's and torchrun's.
@@ -23,7 +24,7 @@ VARIABLES = (
     "JAX_ENABLE_X64", "JAX_PLATFORMS",
     "LD_LIBRARY_PATH", "NVIDIA_TF32_OVERRIDE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "XLA_CLIENT_MEM_FRACTION", "XLA_FLAGS",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "OMP_NUM_THREADS", *WAITING,
 )  # fmt: skip
 DRIVER = Path("/proc/driver/nvidia/version")
 QUERY = "driver_version,name,compute_cap,memory.total,memory.free"

@@ -9,6 +9,7 @@ from lockstep.config.kinds import PROOF
 from lockstep.doctor.facts import DeviceReport, Facts, Framework, Machine
 from lockstep.doctor.policies import Ability, tensor_cores, version_text
 from lockstep.doctor.rules import ERROR, WARNING, Problem
+from lockstep.process import SPINS, WAITING
 from lockstep.train.autotune import choose
 
 WIDTH = 80
@@ -44,6 +45,9 @@ def _machine(m: Machine) -> Iterator[str]:
     yield from _line("packages", ", ".join(wheels))
     for name, value in m.environment.items():
         yield from _line("environment", f"{name}={value}")
+    if not m.environment.keys() & WAITING:
+        (said,) = map("=".join, SPINS.items())
+        yield from _line("threads", f"{said}, set by torch_ref.train: they sleep sooner")
 
 
 def _framework(f: Framework) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """`lockstep doctor`: each fault of a made-up machine is found, with its remedy, and it alone."""
 
 import dataclasses
+import os
 import re
 import tomllib
 from typing import Any
@@ -9,11 +10,11 @@ import pytest
 
 from lockstep.cli import commands
 from lockstep.config.policy import POLICIES, resolve
-from lockstep.doctor import command, machine, policies, rules
+from lockstep.doctor import command, machine, policies, report, rules
 from lockstep.doctor.facts import DeviceReport, Facts, Framework, Machine
 from lockstep.doctor.policies import EMULATED, NATIVE, UNKNOWN, UNSUPPORTED
 from lockstep.formats.table import native_recipes
-from lockstep.process import ROOT
+from lockstep.process import ROOT, SPINS, WAITING, wait_briefly
 
 GIB = 2**30
 SIDES = ("jax", "torch")
@@ -273,3 +274,23 @@ def test_supported_versions_are_those_of_the_package() -> None:
     for name, (least, below) in rules.SUPPORTED.items():
         assert f" {name}>={policies.version_text(least)}" in wanted
         assert f"<{policies.version_text(below)}" in wanted or below[0] > least[0]
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_the_report_tells_how_threads_wait(name: str) -> None:
+    ours = "GOMP_SPINCOUNT=50000, set by torch_ref.train"
+    assert ours in "\n".join(report._machine(environment().machine))
+    told = "\n".join(report._machine(environment(**{name: "7"}).machine))
+    assert f"{name}=7" in told and ours not in told
+
+
+@pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])
+def test_threads_wait_as_the_user_has_set(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    wait_briefly()
+    assert {n: os.environ[n] for n in WAITING if n in os.environ} == (given or SPINS)
