@@ -1,7 +1,6 @@
 """Programs for devices that are not here, as `lockstep compile` makes them; needs the extra [aot].
 
-`cuda-grid`: JAX beside PyTorch over policies and remat, half an hour of one core. `inductor`:
-PyTorch's step as Inductor writes it beside the eager trace, twenty minutes. `compiled-jax`,
+`cuda-grid`: JAX beside PyTorch over policies and remat, half an hour of one core. `compiled-jax`,
 `compiled-torch` and `compiled-mesh`: the programs that `lockstep plan` is held to, by their rows.
 """
 
@@ -21,27 +20,8 @@ from lockstep.parity.matrix import FACTORS
 
 POLICIES = {"h100": ("bf16", "fp16", "fp32", "tf32"), "t4": ("fp16", "fp32")}
 GRID = [(d, p, r) for d, found in POLICIES.items() for p in found for r in FACTORS["remat"]]
-GPT2: Flags = {"model": "gpt2", "batch_size": 32}
-MEDIUM: Flags = GPT2 | {"n_layer": 24, "n_head": 16, "d_model": 1024, "batch_size": 16}
-LLAMA: Flags = {"model": "1b", "batch_size": 4}
-MODES = ("none", "block")
-BY_INDUCTOR: list[tuple[str, Flags]] = [
-    *(("h200", {**GPT2, "policy": policy, "remat": remat})
-      for policy in ("bf16", "fp32") for remat in FACTORS["remat"]),
-    *(("h200", {**GPT2, "policy": "tf32", "remat": remat}) for remat in MODES),
-    *(("h200", {**model, "policy": "bf16", "remat": remat})
-      for model in (MEDIUM, LLAMA) for remat in (*MODES, "sqrt")),
-    *(("h200", {**model, "policy": "fp32", "remat": "block"}) for model in (MEDIUM, LLAMA)),
-    *(("t4", {"model": "gpt2", "batch_size": 4, "policy": "fp16", "remat": remat})
-      for remat in MODES),
-]  # fmt: skip
-WAYS = ("eager", "compiled")
 GRID_HEAD = ["device, policy, remat", "peak in GB, JAX", "PyTorch", "JAX over PyTorch",
              "moved in GB, JAX", "PyTorch"]  # fmt: skip
-INDUCTOR_HEAD = [
-    "device, model, policy, remat", "roofline in ms, eager", "compiled", "peak in GB, eager",
-    "compiled", "planned", "moved in GB, eager", "compiled", "planned",
-]  # fmt: skip
 
 
 def grid_jobs(device: str) -> list[Job]:
@@ -49,14 +29,6 @@ def grid_jobs(device: str) -> list[Job]:
         Job(name=", ".join(cell), work="benchmarks.compiled:measure_grid", device=cell[0],
             given=dict(zip(("device", "policy", "remat"), cell)))
         for cell in GRID
-    ]  # fmt: skip
-
-
-def inductor_jobs(device: str) -> list[Job]:
-    return [
-        Job(name=name_of(gpu, flags), work="benchmarks.compiled:measure_ways", device=gpu,
-            given={"device": gpu, "flags": flags})
-        for gpu, flags in BY_INDUCTOR
     ]  # fmt: skip
 
 
@@ -72,12 +44,6 @@ def known_jobs(file: str, device: str) -> list[Job]:
                    "gpu": row["measured"]["device"]})
         for name, row in programs.rows_of(file).items()
     ]  # fmt: skip
-
-
-def name_of(device: str, flags: Flags) -> str:
-    short = {"n_layer": "l", "d_model": "d", "batch_size": "b"}
-    sizes = "".join(f" {letter}{flags[key]}" for key, letter in short.items() if key in flags)
-    return f"{device}, {flags['model']}{sizes}, {flags['policy']}, {flags['remat']}"
 
 
 def make(framework: str, config: Config, device: str) -> Program:
@@ -105,19 +71,6 @@ def measure_grid(device: str, policy: str, remat: str) -> dict[str, Any]:
     return {"peak": peaks, "moved": moved, "wrong": wrong}
 
 
-def measure_ways(device: str, flags: Flags) -> dict[str, Any]:
-    """The figures of both ways, and every rule that a program breaks."""
-    target, found, wrong = targets.find(device), {}, []
-    for way in WAYS:
-        config = from_flags({**flags, "compile": way == "compiled"}, accelerator=True)
-        program = make("torch", config, device)
-        times = report.roofline(program, target)
-        assert times is not None
-        found[way] = {**figures(program), "roofline": sum(times.values())}
-        wrong += [f"{way}: {line}" for line in rules.violations(program, config, target)]
-    return {**found, "broken": wrong}
-
-
 def measure_known(framework: str, cell: Flags, gpu: str) -> dict[str, Any]:
     program = make(framework, from_flags({**cell, "steps": 1}, accelerator=True), gpu)
     roofline = report.roofline(program, targets.find(gpu))
@@ -130,23 +83,5 @@ def grid_table(stored: dict[str, results.Row]) -> str:
         peak, moved = ([row[what][f] / 1e9 for f in twin.MODULES] for what in ("peak", "moved"))
         cells = f"{peak[0]:.2f}", f"{peak[1]:.2f}", f"{peak[0] / peak[1]:.2f}"
         rows.append([name, *cells, *(f"{each:.1f}" for each in moved)])
-    return _with_faults(markdown(GRID_HEAD, rows), stored, "wrong")
-
-
-def inductor_table(stored: dict[str, results.Row]) -> str:
-    """Both ways beside each other, and what the plan counts for the compiled one."""
-    planned = {known.name: known for known in programs.by_inductor()}
-    rows = []
-    for name, row in stored.items():
-        ways, known = [row[way] for way in WAYS], planned[name]
-        rows.append([
-            name, *(f"{each['roofline'] * 1e3:.1f}" for each in ways),
-            *(f"{each['peak'] / 1e9:.2f}" for each in ways), f"{known.memory_error:+.1%}",
-            *(f"{each['moved']['rest'] / 1e9:.1f}" for each in ways), f"{known.moved_error:+.1%}",
-        ])  # fmt: skip
-    return _with_faults(markdown(INDUCTOR_HEAD, rows), stored, "broken")
-
-
-def _with_faults(table: str, stored: dict[str, results.Row], column: str) -> str:
-    faults = [f"{name}, {line}" for name, row in stored.items() for line in row[column]]
-    return "\n\n".join([table, *faults])
+    faults = [f"{name}, {line}" for name, row in stored.items() for line in row["wrong"]]
+    return "\n\n".join([markdown(GRID_HEAD, rows), *faults])

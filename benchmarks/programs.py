@@ -80,7 +80,7 @@ def on_meshes(framework: str) -> Iterator[Known]:
 
 
 def by_inductor() -> Iterator[Known]:
-    """The committed rows of PyTorch's programs that Inductor wrote."""
+    """The committed rows of PyTorch's programs that Inductor wrote for absent devices."""
     for name, row in results.read(ROOT / "benchmarks" / "results" / "inductor.jsonl").items():
         flags = row["flags"] | {"compile": True}
         figures = row["compiled"] | {"roofline": {"all": row["compiled"]["roofline"]}}

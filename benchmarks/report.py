@@ -38,7 +38,7 @@ def kind_of(name: str, row: Result) -> str:
         return "speed"
     if "pair" in row:
         return "public-ports"
-    return "cuda-grid" if "wrong" in row else "inductor" if "broken" in row else ""
+    return "cuda-grid" if "wrong" in row else ""
 
 
 def split(rows: Rows) -> dict[str, Rows]:
@@ -56,7 +56,6 @@ def make(kind: str, rows: Rows) -> str:
     makers: dict[str, Callable[[], str]] = {
         "speed": lambda: speed.side_by_side({"speed": rows}),
         "cuda-grid": lambda: compiled.grid_table(rows),
-        "inductor": lambda: compiled.inductor_table(rows),
         "parity": lambda: ladder.verdicts(rows),
         "public-ports": lambda: public_table.markdown(listed),
     }

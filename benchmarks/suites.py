@@ -182,8 +182,6 @@ SUITES: dict[str, Suite] = {
     "speed-short": Suite("the same races, a minute each", partial(races, pairs=20, restarts=2)),
     "public-ports": Suite("lockstep check on public ports, in --root", ports.jobs),
     "cuda-grid": Suite("peak memory on an H100 and a T4, compiled and traced", compiled.grid_jobs),
-    "inductor": Suite("PyTorch's step by Inductor for an H200 and a T4, and as traced",
-                      compiled.inductor_jobs),
     **{f"compiled-{file}": Suite("programs that the plan is held to, compiled again",
                                  partial(compiled.known_jobs, file))
        for file in ("jax", "torch", "mesh")},

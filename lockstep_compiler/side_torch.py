@@ -1,16 +1,14 @@
 """Our PyTorch step, traced on fake CUDA tensors: each operation's dtypes and bytes, no value."""
 
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch._dynamo  # which a step would import, in each fork anew
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lockstep.compile.program import INDUCTOR, Buffer, Program, StepParts
+from lockstep.compile.program import Buffer, Program, StepParts
 from lockstep.compile.targets import Gpu, Target
 from lockstep.config import Config, chunks
 from lockstep.data.batch import Batch
@@ -19,7 +17,6 @@ from lockstep_compiler import fake_cuda, fake_world
 from lockstep_compiler.trace import OperationTrace, storage_key
 from torch_ref import precision
 from torch_ref.extra.attention import describe_attention
-from torch_ref.extra.compiled import Compiled
 from torch_ref.extra.mesh.mesh import local
 from torch_ref.extra.rules import make_trainer
 from torch_ref.step import Trainer
@@ -29,28 +26,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def program(config: Config, target: Target, hlo_file: str = "") -> Program:
-    """Traces the step that `torch_ref.train` would run, after it has loaded a state."""
+    """Traces the eager step that `torch_ref.train` would run, after it has loaded a state."""
     require(not hlo_file, "--hlo", hlo_file, "is XLA's; torch is traced, use --framework jax")
-    compiles, several = config.execution.compile, config.mesh.size > 1
-    remedy = "programs of several devices are traced, not compiled; drop one of the two"
-    require(not (compiles and several), "--compile", True, f"with --mesh: {remedy}")
-    narrow = compiles and any(own.recipe for own in config.dtypes.kinds)
-    remedy = "narrow formats are traced, not compiled; drop it"
-    require(not narrow, "--compile", True, remedy)
+    remedy = "torch's step is traced, not compiled; drop it, or use --framework jax"
+    require(not config.execution.compile, "--compile", True, remedy)
     assert isinstance(target, Gpu)
-    fake_cuda.patch_torch(target.capability)
-    if not compiles:
-        return traced(config, target)
-    from lockstep_compiler import inductor  # which takes seconds to import
-
-    with tempfile.TemporaryDirectory(prefix="lockstep-inductor-") as folder:
-        inductor.patch_inductor(target, folder)
-        return traced(config, target)
-
-
-def traced(config: Config, target: Gpu) -> Program:
-    """The facts of one step: under `--compile`, with the programs that Inductor writes."""
     began = time.perf_counter()
+    fake_cuda.patch_torch(target.capability)
     device, able = torch.device("cuda"), target.capabilities
     precision.set_switches(config, able)
     mesh = fake_world.join(config, device) if config.mesh.size > 1 else None
@@ -64,8 +46,6 @@ def traced(config: Config, target: Gpu) -> Program:
         parts = StepParts(rows, config.model.d_vocab, shapes, chunks.sizes(rows, config.chunks))
         shape = (optim.accum, optim.batch_size, context)
         window = Batch(*(torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2)))
-        if isinstance(trainer, Compiled):
-            trainer.compile(window)
         counts = make_moments(trainer)
         held = {key: x.detach() for key, x in state_tensors(trainer).items()}  # keeps the places
         places = {key: storage_key(x) for key, x in held.items()}
@@ -84,9 +64,8 @@ def traced(config: Config, target: Gpu) -> Program:
             trainer.step(window)
         peak, live = trace.peak_parts()
         state = [*compare_state(places, state_tensors(trainer)), *gradients.values()]
-    how = INDUCTOR if isinstance(trainer, Compiled) else "traced for"
     return Program(
-        framework=FRAMEWORK, how=how, versions={"torch": torch.__version__},
+        framework=FRAMEWORK, how="traced for", versions={"torch": torch.__version__},
         attention_asked=asked, seconds=time.perf_counter() - began, state=state, parts=live,
         peak=peak, **trace.facts(),
         switches={

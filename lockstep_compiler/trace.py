@@ -3,7 +3,7 @@
 import weakref
 from collections import Counter
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,22 +65,6 @@ class Storage(NamedTuple):
 class OperationTrace(TorchDispatchMode):
     """Records while it is the current mode."""
 
-    current: "OperationTrace | None" = None
-    recomputing = False  # said by a program that Inductor has written
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Lets programs run that torch.compile has made."""
-        return True
-
-    def __enter__(self) -> Self:
-        OperationTrace.current = self
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        OperationTrace.current = None
-        super().__exit__(*raised)
-
     def __init__(self, target: Target, parts: StepParts) -> None:
         super().__init__()
         self.target, self.parts = target, parts
@@ -111,11 +95,6 @@ class OperationTrace(TorchDispatchMode):
             if storage_key(x) not in known:
                 self.keep(x)
         return out
-
-    def launch(self, name: str, moved: int, *, atomic: bool) -> None:
-        """Records a kernel that Inductor has written."""
-        self.atomics[name] += atomic
-        self.kernels.append(Kernel(f"{phase()} {name}", "rest", 0, "", moved, 1))
 
     def keep(self, x: Tensor) -> None:
         """Counts a storage for as long as it lives."""
@@ -233,13 +212,7 @@ def phase() -> str:
     function again."""
     if torch._C._current_graph_task_id() == -1:
         return FORWARD
-    again = OperationTrace.recomputing or torch.is_grad_enabled()
-    return RECOMPUTED if again else BACKWARD
-
-
-def recompute(begins: bool) -> None:
-    """Says that recomputation begins or ends, where gradients are never on."""
-    OperationTrace.recomputing = begins
+    return RECOMPUTED if torch.is_grad_enabled() else BACKWARD
 
 
 def _matmul(name: str, args: Any) -> tuple[int, int, int] | None:

@@ -1,8 +1,7 @@
 """The facts of one training step on an absent device, in the same form for either twin.
 
 Nothing here is measured. JAX's facts are read from the program that XLA compiled for the device;
-torch's are those of the operations that its step dispatches on fake CUDA tensors, under `--compile`
-with the kernels that Inductor writes.
+torch's are those of the operations that its step dispatches on fake CUDA tensors.
 """
 
 from collections import Counter
@@ -15,7 +14,6 @@ PARTS = ("weights", "moments", "accumulators", "gathered", "gradients", "activat
          "workspace")  # fmt: skip
 GROUPS = ("matmuls", "attention", "rest")  # of kernels; attention where it is fused
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-INDUCTOR = "compiled by Inductor for"
 FORWARD, BACKWARD, RECOMPUTED = PHASES = ("forward", "backward", "recomputed")
 
 
@@ -102,7 +100,7 @@ class Collective:
 @dataclass(frozen=True, kw_only=True)
 class Program:
     framework: str
-    how: str  # "compiled for", "traced for", or `INDUCTOR`
+    how: str  # "compiled for" or "traced for"
     versions: dict[str, str]
     attention_asked: str  # what the twin decided before it ran
     seconds: float
@@ -118,11 +116,6 @@ class Program:
     switches: dict[str, str] = field(default_factory=dict)
     tensor_cores: dict[str, int] = field(default_factory=dict)  # instructions in XLA's own kernels
     spills: dict[str, int] = field(default_factory=dict)  # bytes of registers, by XLA's own kernel
-
-    @property
-    def by_inductor(self) -> bool:
-        """Says whether Inductor wrote the program; it decides itself what is recomputed."""
-        return self.how == INDUCTOR
 
     @property
     def flops(self) -> int:

@@ -123,7 +123,7 @@ def _attention(program: Program) -> str:
 
 def _precise(program: Program) -> str:
     if not program.operations:
-        return "operations whose precision matters: not seen inside of Inductor's kernels"
+        return "operations whose precision matters: none"
     by_dtype: dict[str, list[str]] = {}
     for operation in program.operations:
         by_dtype.setdefault(operation.dtype, []).append(f"{operation.name} {operation.times}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from lockstep.compile import expected
 from lockstep.compile.expected import attention_dtype, narrow_units
-from lockstep.compile.program import BACKWARD, FORWARD, PHASES, RECOMPUTED, Program
+from lockstep.compile.program import PHASES, Program
 from lockstep.compile.sharding import collectives
 from lockstep.compile.targets import Target
 from lockstep.compile.xla import TILE
@@ -56,7 +56,7 @@ def _names(units: set[str]) -> str:
 def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
     """Compares FLOPs with the model's definition, by units and phase.
 
-    A loop over layers recomputes what its last turn need not; Inductor recomputes what it chooses.
+    A loop over layers is excepted: it recomputes what its last turn need not.
     """
     if program.framework == "jax" and scans_layers(config):
         return
@@ -67,7 +67,7 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
     found: Counter[tuple[str, str]] = Counter()
     for m in program.matmuls:
         found[m.units, m.phase] += m.flops
-    for phase in (FORWARD, BACKWARD) if program.by_inductor else PHASES:
+    for phase in PHASES:
         for kind in sorted({name for name, _ in wanted.keys() | found.keys()}):
             ours, theirs = found[kind, phase], wanted[kind, phase]
             if ours != theirs:
@@ -93,8 +93,7 @@ def fused_attention(program: Program, config: Config, target: Target) -> Iterato
         runs = expected.attention_runs(config, {dtype for dtype, _ in found})
         for dtype, phase in sorted(runs.keys() | found.keys()):
             count, wanted_count = found[dtype, phase], runs.get((dtype, phase), 0)
-            chosen = program.by_inductor and phase == RECOMPUTED
-            if count != wanted_count and not chosen:
+            if count != wanted_count:
                 yield f"{phase}: {count} attention kernels in {dtype}, not {wanted_count}"
 
 

@@ -1,8 +1,9 @@
 """Counts the bytes of a PyTorch step under `--compile`, as Inductor fuses it.
 
 They are counted from what its kernels read and write, and from what it keeps for the backward pass;
-none is fitted. Inductor's own programs, as `lockstep compile --compile` traces them, and peaks and
-times of our own runs on an H100 and H200s hold them (docs/plan.md).
+none is fitted. They are compared with recorded programs that Inductor wrote
+(benchmarks/results/inductor.jsonl), and with peaks and times of our own runs on an H100 and H200s
+(docs/plan.md).
 """
 
 from lockstep.config.mesh import Mesh

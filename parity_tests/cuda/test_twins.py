@@ -5,10 +5,14 @@ from itertools import combinations, product
 
 import pytest
 
+from lockstep import results
 from lockstep.compile import expected, report, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import Matmul, Program, gather_matmuls
+from lockstep.config import from_flags
+from lockstep.errors import UserError
 from lockstep.parity.matrix import Row
+from lockstep.process import ROOT
 from parity_tests.cuda.cells import FACTORS, config, covering
 from parity_tests.ladder.rows import label
 
@@ -104,6 +108,23 @@ def test_no_logits_live_while_blocks_are_recomputed(compilers: dict[str, Compile
              "vocab": 8192}  # fmt: skip
     parts = compilers["jax"].program(config(flags), "h100").parts
     assert parts["activations"] > 10**10 and not parts["logits"]
+
+
+def test_peak_of_traced_gpt2_is_what_an_h200_allocated(compilers: dict[str, Compiler]) -> None:
+    """Allocator rounding and cuBLAS's workspace are the rest: 0.3 % when the run was recorded."""
+    (row,) = (
+        row
+        for row in results.read(ROOT / "benchmarks/results/h200.jsonl").values()
+        if row["cell"]["contender"] == "torch" and row["cell"]["flags"]["policy"] == "bf16"
+    )
+    cell = from_flags(row["cell"]["flags"], accelerator=True)
+    peak = compilers["torch"].program(cell, "h200").peak
+    assert peak == pytest.approx(row["peak_bytes"], rel=0.005)
+
+
+def test_compiled_torch_step_is_refused(compilers: dict[str, Compiler]) -> None:
+    with pytest.raises(UserError, match="--compile.*traced, not compiled.*--framework jax"):
+        compilers["torch"].program(config({"policy": "bf16", "compile": True}), "h100")
 
 
 def sizes(matmuls: list[Matmul]) -> list[Matmul]:
