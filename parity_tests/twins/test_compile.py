@@ -1,34 +1,45 @@
 """`--compile`: one graph, the same numbers, and no recompilation from step to step.
 
-The backend is the tracer's own (aot_eager): Inductor needs a C++ compiler, and what is tested here
-is that the model and every remat mode can be traced whole.
+Most tests take the tracer's own backend (aot_eager): they ask whether the model and every remat
+mode can be traced whole. Two tests run Inductor, which needs a C++ compiler.
 """
 
+import shutil
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-import torch_ref.step
 from lockstep.twin import StepResult
 from parity_tests.pair import run, start, toy
 from parity_tests.tiers import tier
 from torch_ref.extra import cpu
+from torch_ref.extra.compiled import inductor_options
 
-# The tracer itself makes an instance of an autograd.Function, which torch deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# What torch's own compiler does and torch deprecates.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+]
+
+
+INDUCTOR = torch.compile
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler")
 
 
 @pytest.fixture(autouse=True)
 def traced_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    compiled = partial(torch.compile, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(torch_ref.step.torch, "compile", compiled)
+
+    def trace(function: Any, options: dict[str, Any]) -> Any:
+        return INDUCTOR(function, backend="aot_eager", fullgraph=True)
+
+    monkeypatch.setattr(torch, "compile", trace)
     yield
     torch._dynamo.reset()
 
@@ -64,6 +75,43 @@ def test_compiled_equals_eager(family: str, remat: str) -> None:
         # The tracer may decompose an operation; 20 steps of float64 drift by less: measured 0.
         assert abs(eager.loss - traced.loss) <= 1e-12
         assert abs(eager.grad_norm - traced.grad_norm) <= 1e-10
+
+
+@pytest.mark.parametrize(("numerics", "rounds"), [("strict", True), ("fast", False)])
+def test_strict_numerics_ask_inductor_to_round(
+    monkeypatch: pytest.MonkeyPatch, numerics: str, *, rounds: bool
+) -> None:
+    compile_loss = Mock()
+    monkeypatch.setattr(torch, "compile", compile_loss)
+    start("torch", toy(policy="bf16", n_layer=1, compile=True, numerics=numerics))
+    assert compile_loss.call_args.kwargs == {"options": {"emulate_precision_casts": rounds}}
+
+
+@needs_compiler
+@tier("rest", guard="strict_numerics_ask_inductor: the option; Inductor starts in ten seconds")
+def test_strict_inductor_rounds_between_fused_operations() -> None:
+    """A product of three in bfloat16 is rounded twice, as in eager mode; fast numerics keep the
+    first product in float32."""
+    x, y, z = torch.randn(3, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = {}
+    for numerics in ("strict", "fast"):
+        options = inductor_options(toy(policy="bf16", numerics=numerics))
+        torch._dynamo.reset()
+        found[numerics] = INDUCTOR(lambda x, y, z: x * y * z, options=options)(x, y, z)
+    eager = x * y * z
+    assert torch.equal(found["strict"], eager)
+    assert not torch.equal(found["fast"], eager)
+
+
+@needs_compiler
+@tier("rest", guard="strict_numerics_ask_inductor: the option; a step takes half a minute")
+def test_strict_inductor_step_equals_eager_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss within the ulp of its sum's order, the gradient's norm to the bit; without the
+    roundings both differ by a hundred times more (SwiGLU's product)."""
+    monkeypatch.setattr(torch, "compile", INDUCTOR)
+    eager, fused = curves(policy="bf16", n_layer=1, steps=1, numerics="strict")
+    assert abs(eager[0].loss - fused[0].loss) <= 2 * np.spacing(np.float32(eager[0].loss))
+    assert eager[0].grad_norm == fused[0].grad_norm
 
 
 def test_dropout_does_not_recompile() -> None:

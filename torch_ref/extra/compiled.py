@@ -5,10 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 
 from .. import step
+
+
+def inductor_options(config: Config) -> dict[str, Any]:
+    """Returns Inductor's options: strict numerics round between fused operations, as eager mode
+    does; left to itself, Inductor keeps float32 there."""
+    return {"emulate_precision_casts": config.precision.strict}
 
 
 class Compiled(step.Trainer):
@@ -16,7 +23,8 @@ class Compiled(step.Trainer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.compiled_loss = torch.compile(super().batch_loss)
+        options = inductor_options(self.config)
+        self.compiled_loss = torch.compile(super().batch_loss, options=options)
 
     def batch_loss(self, *args: Any) -> Tensor:
         training = torch.is_grad_enabled()
