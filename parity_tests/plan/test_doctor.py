@@ -213,15 +213,18 @@ def test_a_tpu_multiplies_bfloat16() -> None:
 def test_kernels_for_the_device() -> None:
     """A binary runs within its major version, PTX on anything later."""
 
-    def lacks(*kernels: str) -> bool:
-        return policies.lacks_kernels(Framework(name="torch", devices=(gpu("Ada", 8, 9),),
-                                                cuda={"kernels": list(kernels)}))  # fmt: skip
+    def lacks(*kernels: str, capability: tuple[int, int] = (8, 9)) -> bool:
+        device = gpu("A10 or Ada", *capability)
+        cuda = {"kernels": list(kernels)}
+        return policies.lacks_kernels(Framework(name="torch", devices=(device,), cuda=cuda))
 
     assert not lacks("sm_80")
     assert not lacks("sm_70", "compute_70")
     assert not lacks()  # it does not say
     assert lacks("sm_70")
     assert lacks("sm_90", "compute_90", "sm_120")
+    assert lacks("sm_89", capability=(8, 6))  # the same major version, but a later minor one
+    assert not lacks("sm_86", capability=(8, 6))
 
 
 def test_a_specs_compute_dtype_decides() -> None:

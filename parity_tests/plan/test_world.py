@@ -129,6 +129,21 @@ def test_the_answer_is_in_the_first_lines(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.startswith("jax:   nothing fits: take more devices")
 
 
+@pytest.mark.parametrize(("policy", "peak"), [("fp32", H100.single), ("bf16", H100.half)])
+def test_mfu_of_many_devices_is_of_the_policy_s_peak(
+    capsys: pytest.CaptureFixture[str], policy: str, peak: float
+) -> None:
+    words = ["plan", "--model", "1b", "--device", "h100", "--devices", "8", "--policy", policy]
+    assert main(words) == 0
+    for line in capsys.readouterr().out.splitlines()[:2]:
+        found = re.search(r": +([\d,]+) to ([\d,]+) tokens/s .*?MFU (\d+)% to (\d+)%", line)
+        assert found, line
+        rates, shares = found.groups()[:2], found.groups()[2:]
+        for rate, share in zip(rates, shares):
+            flops = int(rate.replace(",", "")) * B1.flops_per_token
+            assert int(share) == pytest.approx(100 * flops / (8 * peak), abs=0.5 + 0.01)
+
+
 def test_fsdp_shares_the_update() -> None:
     """7 numbers a weight are read and written, by one device or by all of them together."""
     s = setting(rows=1)

@@ -34,6 +34,32 @@ def test_moments_in_one_pass_are_those_in_two() -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-13)
 
 
+@pytest.mark.parametrize("far", [0, -200, 200])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loss_of_a_gpu_is_its_definition(
+    monkeypatch: pytest.MonkeyPatch, far: float, dtype: str
+) -> None:
+    """In float32 the exponentials of rows near -200 are zeros and near 200 infinite, so the
+    maximum must be that of the row. One value is -inf, as of a masked token."""
+
+    def of_gpu(*args: Any, default: Any, **platforms: Any) -> Any:
+        return default(*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", of_gpu)
+    logits = jnp.asarray(ROWS + far, dtype).at[0, 7].set(-jnp.inf)
+    targets, dy = jnp.arange(5) * 50 + 1, jnp.linspace(0.2, 1, 5)
+    losses, backward = jax.vjp(lambda x: F.cross_entropy(x, targets), logits)
+    found = np.asarray(backward(dy)[0], "float64")
+    exact = np.asarray(logits, "float64")
+    log_sums = np.log(np.exp(exact - far).sum(-1)) + far
+    # Differences of numbers of up to 300, which float32 holds to 2e-5; so are the exponents.
+    bound: dict[str, float] = {"atol": 1e-4, "rtol": 0}
+    np.testing.assert_allclose(losses, log_sums - exact[np.arange(5), targets], **bound)
+    wanted = np.exp(exact - log_sums[:, None]) - (np.arange(257) == np.asarray(targets)[:, None])
+    bound["rtol"] = float(jnp.finfo(dtype).eps)  # the gradient has the dtype of the logits
+    np.testing.assert_allclose(found, wanted * np.asarray(dy)[:, None], **bound)
+
+
 NORMS = {
     "core": F.layer_norm,
     "one pass": partial(gpu.layer_norm, one_kernel=False),
