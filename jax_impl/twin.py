@@ -15,8 +15,8 @@ from lockstep.twin import BatchTrace, StepResult
 
 from .extra.capabilities import find_capabilities
 from .extra.device import configure, describe, find_device
-from .extra.mesh.mesh import make_mesh, own_rows, place_batch
-from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
+from .extra.mesh.mesh import local_rows, make_mesh, place_batch
+from .extra.mesh.processes import any_rank, broadcast, leave, rank
 from .extra.rules import make_trainer
 from .extra.ways import find_ways, make_operation
 from .inspect.cost import step_bytes, step_flops
@@ -30,9 +30,8 @@ class JaxTwin:
     """Implements `lockstep.twin.Twin` in JAX."""
 
     framework = "jax"
-    tell = staticmethod(tell)
-    agree = staticmethod(any_of)
-    beat = staticmethod(beat)
+    broadcast = staticmethod(broadcast)
+    any_rank = staticmethod(any_rank)
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -45,19 +44,13 @@ class JaxTwin:
         self.mesh = make_mesh(config, self.device)
         self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
         self.compiled_trace: Any = None
-        self.rank, self.processes = rank(), process_count()
+        self.rank = rank()
         self.segments = False  # whether a row has several, in the window given to `prepare`
         self.temporaries = 0  # bytes that each call of the compiled step allocates and frees
         self.prepared: Any = None  # shapes of the window for which the step is compiled
 
-    def own_rows(self, count: int) -> np.ndarray | None:
-        return own_rows(count, self.mesh)
-
-    def part(self) -> TrainState:
-        return bridge.save(self.trainer, part=self.processes > 1)
-
-    def desynced(self) -> list[int]:
-        return bridge.desynced(self.trainer) if self.processes > 1 else []
+    def local_rows(self, count: int) -> np.ndarray | None:
+        return local_rows(count, self.mesh)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device, segments=self.segments)

@@ -94,44 +94,22 @@ class Twin(Runner, Protocol):
     but its own. A batch (B, T) and a window (N, B, T) are a `lockstep.data.batch.Batch`.
     """
 
-    rank: int  # this process's number; process 0 leads
+    rank: int  # this process's number; rank 0 writes the run
 
     def prepare(self, window: Batch | None = None) -> None:
         """Compiles for windows of this form; plain ones if none is given."""
         ...
 
-    processes: int  # how many there are
-
-    def own_rows(self, count: int) -> np.ndarray | None:
-        """Returns which of `count` rows of a batch this process's devices take; None: all."""
+    def local_rows(self, count: int) -> np.ndarray | None:
+        """Returns the indices of the rows of a batch of `count` that are this rank's; None: all."""
         ...
 
-    def part(self) -> TrainState:
-        """Returns the state that this process writes: all of it, or the pieces that no other
-        writes.
-        """
+    def broadcast(self, number: int) -> int:
+        """Returns rank 0's number on all ranks."""
         ...
 
-    def tell(self, text: str) -> str:
-        """Broadcasts process 0's text to all processes."""
-        ...
-
-    def agree(self, flag: bool) -> bool:
-        """Says if the flag is true in any process of the run."""
-        ...
-
-    def desynced(self) -> list[int]:
-        """Lists the processes whose weights differ from the other replicas of the same shard."""
-        ...
-
-    def beat(self, count: int) -> list[int]:
-        """Sends this process's count to the others; returns all counts, or [] for one process.
-
-        May be called beside everything else, and may wait.
-
-        Raises:
-            RuntimeError: who keeps the counts does not answer.
-        """
+    def any_rank(self, flag: bool) -> bool:
+        """Says if the flag is true on any rank; the hosts exchange it, not their devices."""
         ...
 
     def loss_and_grads(self, batch: Batch) -> tuple[float, Arrays]:

@@ -123,17 +123,17 @@ BUGS: dict[str, Plant] = {
         GradScaler, "_unscale_grads_", lambda right, *args: {
             d: flag if rank() == 0 else flag * 0 for d, flag in right(*args).items()}),
     "norm-of-one-shard": assign(mesh, "whole_norms", lambda norms, mesh: norms),
-    "same-rows-on-every-rank": wrap(mesh, "own_rows", lambda right, tokens, mesh: (
+    "same-rows-on-every-rank": wrap(mesh, "local_rows", lambda right, tokens, mesh: (
         right(tokens, mesh) if mesh is None else tokens.chunk(mesh.size(), dim=-2)[0])),
-    "rows-twice-on-four-devices": wrap(mesh, "own_rows", take_rows_twice),
+    "rows-twice-on-four-devices": wrap(mesh, "local_rows", take_rows_twice),
     "reads-the-first-rank-s-rows": wrap(
         TorchTwin,
-        "own_rows",
+        "local_rows",
         lambda right, self, count: (
-            None if self.processes == 1 else np.arange(count // self.processes)
+            None if self.mesh is None else np.arange(count // self.mesh.size())
         ),
     ),
-    "rows-shifted-on-a-rank": wrap(mesh, "own_rows", shift_rows),
+    "rows-shifted-on-a-rank": wrap(mesh, "local_rows", shift_rows),
     "same-masks-on-every-rank": forget_devices("dropout"),
     "moments-of-one-shard": wrap(Trainer, "update", keep_moments),
     "scale-of-one-rank": after(Trainer, "update_scale", grow_on_last),

@@ -30,28 +30,19 @@ class FakeTwin:
 
     framework = "fake"
     synchronous = False
-    rank, processes = 0, 1
+    rank = 0
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def part(self) -> TrainState:
-        return self.state()
+    def broadcast(self, number: int) -> int:
+        return number
 
-    def tell(self, text: str) -> str:
-        return text
-
-    def desynced(self) -> list[int]:
-        return []
-
-    def agree(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         return flag
 
-    def own_rows(self, count: int) -> None:
+    def local_rows(self, count: int) -> None:
         return None
-
-    def beat(self, count: int) -> list[int]:
-        return []
 
     def describe(self) -> dict[str, Any]:
         return {"device": "none", "platform": "cpu", "attention": "none", "versions": {}}

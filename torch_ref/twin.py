@@ -16,8 +16,8 @@ from lockstep.twin import BatchTrace, StepResult
 from .extra.capabilities import find_capabilities
 from .extra.compiled import Compiled
 from .extra.device import configure, describe, find_device
-from .extra.mesh.mesh import make_mesh, own_rows, place_batch
-from .extra.mesh.processes import any_of, beat, leave, process_count, rank, tell
+from .extra.mesh.mesh import local_rows, make_mesh, place_batch
+from .extra.mesh.processes import any_rank, broadcast, leave, process_count, rank
 from .extra.rules import make_trainer
 from .extra.ways import find_ways, make_operation
 from .inspect.cost import step_bytes, step_flops
@@ -31,9 +31,8 @@ class TorchTwin:
     """Implements `lockstep.twin.Twin` in PyTorch."""
 
     framework = "torch"
-    tell = staticmethod(tell)
-    agree = staticmethod(any_of)
-    beat = staticmethod(beat)
+    broadcast = staticmethod(broadcast)
+    any_rank = staticmethod(any_rank)
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -44,21 +43,15 @@ class TorchTwin:
         self.capabilities = find_capabilities(self.device)
         self.mesh = make_mesh(config, self.device)
         self.trainer = make_trainer(config, self.device, self.capabilities, self.mesh)
-        self.rank, self.processes = rank(), process_count()
+        self.rank = rank()
         self.passes: Passes | None = None
         self.segments = False  # whether a row has several, in the window given to `prepare`
         self.gradients = sum(p.nbytes for p in self.trainer.params.values())  # bytes
 
-    def own_rows(self, count: int) -> np.ndarray | None:
-        if self.processes == 1:
+    def local_rows(self, count: int) -> np.ndarray | None:
+        if self.mesh is None:
             return None
-        return own_rows(torch.arange(count)[:, None], self.mesh).flatten().numpy()
-
-    def part(self) -> TrainState:
-        return bridge.save(self.trainer, part=self.processes > 1)
-
-    def desynced(self) -> list[int]:
-        return bridge.desynced(self.trainer) if self.processes > 1 else []
+        return local_rows(torch.arange(count)[:, None], self.mesh).flatten().numpy()
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config, self.device, segments=self.segments)

@@ -15,21 +15,15 @@ from jax.sharding import Mesh
 
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
-from lockstep.model.stacked import STACKED, in_first_layer, is_stacked, layer_names, unstack
-from lockstep.model.state import Part, TrainState, histories
-from lockstep.run.pieces import piece_name
-from lockstep.train import desync
+from lockstep.model.stacked import in_first_layer, is_stacked, layer_names, unstack
+from lockstep.model.state import TrainState, histories
 
 from ..extra.formats import delayed
 from ..extra.mesh.mesh import OnMesh, shardings, whole
-from ..extra.mesh.processes import process_count, rank, tell_all
 from ..optim import update_count
 from ..step import Params, State, Trainer
 
 EMBEDDINGS = ("embed.weight", "position.weight")
-
-
-INTEGERS = {2: "int16", 4: "int32", 8: "int64"}  # of a number's bits, by its bytes
 
 
 def to_numpy(array: Array | np.ndarray) -> np.ndarray:
@@ -47,7 +41,8 @@ def turn_index(name: str, index: tuple[slice, ...]) -> tuple[slice, ...]:
 
 
 def to_canonical(tensors: Params, config: ModelConfig) -> Arrays:
-    host = unstack(jax.device_get(whole(tensors)))
+    # One tensor at a time: a device of several may have no room for all of the weights.
+    host = unstack({name: jax.device_get(whole(x)) for name, x in tensors.items()})
     return {name: to_numpy(turn(name, host[name])) for name in shapes(config) if name in host}
 
 
@@ -110,49 +105,14 @@ def load(trainer: Trainer, state: TrainState) -> None:
     trainer.state = jax.device_put(known, shardings(known, mesh) if mesh else trainer.device)
 
 
-def pieces(tensors: Params, config: ModelConfig) -> Arrays:
-    """Returns the pieces that this process writes; replicas of a tensor take turns."""
-    found: Arrays = {}
-    for number, (name, array) in enumerate(tensors.items()):
-        for shard in array.addressable_shards:
-            turns = len(array.sharding.device_set) * shard.data.size // array.size
-            if shard.replica_id == number % turns:
-                starts = [slice.start or 0 for slice in shard.index]
-                found |= canonical_pieces(name, to_numpy(shard.data), starts)
-    return found
-
-
-def canonical_pieces(name: str, array: np.ndarray, starts: list[int]) -> Arrays:
-    if is_stacked(name):
-        first, *starts = starts
-        layers = {STACKED.sub(f"blocks.{i}.", name): x for i, x in enumerate(array, first)}
-    else:
-        layers = {name: array}
-    return {
-        piece_name(each, starts[::-1] if turn(each, x) is not x else starts): turn(each, x)
-        for each, x in layers.items()
-    }
-
-
-def desynced(trainer: Trainer) -> list[int]:
-    """The processes whose weights are not those of the others with this part."""
-    places, sums = [], []
-    for name, parameter in trainer.state.params.items():
-        for shard in parameter.addressable_shards:
-            places.append((name, shard.index))
-            bits = jax.lax.bitcast_convert_type(shard.data, INTEGERS[parameter.itemsize])
-            sums.append(bits.sum(dtype=bits.dtype))
-    return desync.ask(places, [x.item() for x in jax.device_get(sums)], tell_all)
-
-
-def save(trainer: Trainer, *, part: bool = False) -> TrainState:
-    """The canonical state, or this process's part of it, copied to the host."""
-    state, amaxes, copy = trainer.state, {}, pieces if part else to_canonical
+def save(trainer: Trainer) -> TrainState:
+    """The canonical state, copied to the host; every process calls it."""
+    state, amaxes = trainer.state, {}
     if isinstance(state, delayed.DelayedState):
         # In the order of the forward pass; jit has sorted them by name.
         amaxes = {n: to_numpy(state.amaxes[n]) for n in trainer.config.dtypes.histories}
     params, mu, nu = (
-        copy(tensors, trainer.config.model)
+        to_canonical(tensors, trainer.config.model)
         for tensors in (
             state.params,
             optax.tree.get(state.optimizer, "mu"),
@@ -168,5 +128,4 @@ def save(trainer: Trainer, *, part: bool = False) -> TrainState:
         loss_scale=float(state.loss_scale),
         good_steps=int(state.good_steps),
         amaxes=amaxes,
-        part=Part.of(trainer.config, rank(), process_count()) if part else None,
     )

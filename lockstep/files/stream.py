@@ -65,6 +65,10 @@ class TensorFile:
     def __exit__(self, *error: Any) -> None:
         self.file.__exit__(None, None, None)
 
+    def tensors(self) -> dict[str, "SavedTensor"]:
+        """Map names to tensors that are read where they are indexed."""
+        return {name: SavedTensor(self, name) for name in self.entries}
+
     def read(self, name: str, out: np.ndarray) -> None:
         """Fill an array with a tensor's first rows."""
         out[...] = self.read_slice(name, (slice(len(out)),) if out.ndim else ())
@@ -79,6 +83,24 @@ class TensorFile:
         part = np.broadcast_to(np.empty((), dtype), shape)[place]
         # The library takes no empty slice at a tensor's end.
         return self.file.get_slice(name)[place] if part.size else part.copy()
+
+
+class SavedTensor:
+    """A tensor of an open file; `saved[index]` reads that part alone."""
+
+    def __init__(self, file: TensorFile, name: str) -> None:
+        self.file, self.name, self.shape = file, name, file.entries[name].shape
+        self.dtype = np.dtype(file.entries[name].dtype)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Read a part.
+
+        Args:
+            index: `...`, or a slice for each of the first axes.
+        """
+        slices = () if index is ... else index if type(index) is tuple else (index,)
+        bounds = [slice(*s.indices(n)[:2]) for s, n in zip(slices, self.shape, strict=False)]
+        return self.file.read_slice(self.name, tuple(bounds))
 
 
 def checksum(path: Path) -> str:

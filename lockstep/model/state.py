@@ -1,7 +1,6 @@
 """The training state, and its initial value."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,28 +13,11 @@ COUNTERS = ("step", "updates", "loss_scale", "good_steps")
 TENSORS = ("params", "mu", "nu", "amaxes")
 
 
-class Part(NamedTuple):
-    """The process of a run that holds these pieces of its state."""
-
-    rank: int
-    processes: int  # how many there are
-    names: tuple[str, ...]  # of the whole tensors
-    frozen: tuple[str, ...]  # those of them that have no moments
-
-    @classmethod
-    def of(cls, config: Config, rank: int, processes: int) -> "Part":
-        names = tuple(params.shapes(config.model))
-        trained = set(config.trained)
-        return cls(rank, processes, names, tuple(name for name in names if name not in trained))
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything that a run needs to continue, in canonical names and layouts.
 
-    Weights and moments have the policy's param dtype; frozen weights have no moments. Where `part`
-    is not None, they are the pieces that one process writes, named by
-    `lockstep.run.pieces.piece_name`.
+    Weights and moments have the policy's param dtype; frozen weights have no moments.
     """
 
     params: Arrays
@@ -48,12 +30,13 @@ class TrainState:
     # Of delayed scaling, by linear layer: float32 (3, HISTORY), the largest numbers of x, weight
     # and the output's gradient in each of the last steps, the newest first; 0 before the first.
     amaxes: Arrays = field(default_factory=dict)
-    part: Part | None = None
 
     @property
     def tensors(self) -> Arrays:
         """Returns all tensors by field and name, as "mu head.weight"."""
-        return {f"{part} {name}": x for part in TENSORS for name, x in getattr(self, part).items()}
+        return {
+            f"{field} {name}": x for field in TENSORS for name, x in getattr(self, field).items()
+        }
 
 
 def initial_state(config: Config, given: Arrays | None = None) -> TrainState:

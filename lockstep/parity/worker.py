@@ -116,7 +116,7 @@ class Server:
 def blank_others(windows: Batch, twin: Twin) -> Batch:
     """Zeros the rows of windows that the loop does not read."""
     count = windows.tokens.shape[-2]
-    own = twin.own_rows(count) if hasattr(twin, "own_rows") else None
+    own = twin.local_rows(count) if hasattr(twin, "local_rows") else None
     if own is None:
         return windows
     others = np.setdiff1d(np.arange(count), own)

@@ -5,17 +5,15 @@
         state.json    counters, loss scale, amaxes of narrow formats, dtype, names in canonical
                       order, checksums
 
-Weights that are frozen have no moments.
+Weights that are frozen have no moments. Rank 0 writes; every rank reads the parts that it needs.
+A reader compares all files with their checksums before it opens one (decision 58).
 
-Several processes write weights-0.safetensors, weights-1.safetensors ..., each its pieces. A reader
-compares all files with their checksums, and takes from them what it needs (decision 58).
 A checkpoint appears under its name whole or not at all: it is written next to it, synced to the
 disk, renamed. Names that begin with `.tmp-` are what a kill left behind. A name that ends in
 `.old` is the former checkpoint of a step that is saved again: it counts as a checkpoint until its
 successor is in place, so that no kill can fall between them.
 """
 
-import hashlib
 import math
 import os
 import re
@@ -32,13 +30,9 @@ from safetensors.numpy import save_file
 from lockstep.errors import UserError, require
 from lockstep.files.durable import sync
 from lockstep.files.stream import TensorFile, checksum
-from lockstep.files.untrusted import Refused, open_regular
 from lockstep.model.state import TrainState
-from lockstep.run import pieces, shards
 from lockstep.run.record import (
     FILES,
-    FORMAT,
-    MOST,
     RECORD,
     read_record,
     reading,
@@ -56,7 +50,6 @@ def save(
 
     The `keep` newest up to it stay, and the one with the best of `losses` (validation losses by
     step). Those of later steps stay: a resume that skipped them as damaged must not delete them.
-    Each process calls it with its part; process 0 waits for the others, and alone renames.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written; nothing of it stays there.
@@ -64,37 +57,24 @@ def save(
     assert keep >= 1
     folder = run / "checkpoints"
     final = folder / f"step_{state.step:08d}"
-    partial = partial_folder(run, state.step)
-    rank, count = state.part[:2] if state.part else (0, 1)
+    partial = folder / f".tmp-{final.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync(run)
-        if count == 1:
-            sweep(run)
-        sums = _write_arrays(partial, state)
-        if rank:
-            shards.hand_in(partial, rank, sums)
-            return final
-        write_record(partial, state, sums | shards.gather(partial, count))
+        sweep(run)
+        partial.mkdir()
+        write_record(partial, state, _write_arrays(partial, state))
         if final.exists():
             os.rename(final, final.with_suffix(".old"))
         os.rename(partial, final)
         sync(folder)
-        sweep(run, before=state.step)
+        sweep(run)
         _prune(run, final, keep, losses or {})
     except (OSError, SafetensorError) as error:
-        if not rank:
-            shutil.rmtree(partial, ignore_errors=True)
-        for name in shards.file_names(rank, count).values() if rank else ():
-            (partial / name).unlink(missing_ok=True)  # its space is needed
+        shutil.rmtree(partial, ignore_errors=True)  # its space is needed
         remedy = "make room there or use another --out"
         raise UserError(f"{final}: cannot be written ({error}); {remedy}") from None
     return final
-
-
-def partial_folder(run: Path, step: int) -> Path:
-    """Names the folder in which a checkpoint is written before it gets its name."""
-    return run / "checkpoints" / f".tmp-step_{step:08d}"
 
 
 def listing(run: Path) -> list[Path]:
@@ -145,22 +125,21 @@ def load(path: Path) -> TrainState:
 
 
 def open_state(path: Path) -> TrainState:
-    """Open one checkpoint, whose tensors are read where they are asked for.
+    """Open one checkpoint, whose tensors are read where they are indexed (`SavedTensor`).
 
-    A process of several needs a part of each (`lockstep.run.pieces.Saved`).
+    A rank that has a shard of a tensor reads no more of it.
 
     Raises:
         UserError: a file is missing, damaged, not Lockstep's, or of a newer version.
     """
     record = read_record(path / RECORD)
-    loaded = {field: _find(_open_files(path, field, record)) for field in FILES}
+    loaded = {field: _open_file(path / name, record).tensors() for field, name in FILES.items()}
     shapes = {name: array.shape for name, array in loaded["params"].items()}
     wanted = {name: (shapes.get(name), record["dtype"]) for name in record["names"]}
     moments = {name: wanted[name] for name in wanted if name not in set(record["frozen"])}
-    names = shards.file_names(0, record["shards"])
-    for field, name in names.items():
+    for field, name in FILES.items():
         if _layout(loaded[field]) != (wanted if field == "params" else moments):
-            why = f"its tensors are not those of {RECORD} and {names['params']}"
+            why = f"its tensors are not those of {RECORD} and {FILES['params']}"
             raise unusable(path / name, why)
     arrays: Any = {  # as far as a twin asks of them
         field: {name: loaded[field][name] for name in (wanted if field == "params" else moments)}
@@ -176,9 +155,9 @@ def open_state(path: Path) -> TrainState:
     )
 
 
-def weight_files(path: Path) -> list[Path]:
-    """List the files of the weights, of all shards, which are whole; errors as `open_state`'s."""
-    return [file.path for file in _open_files(path, "params", read_record(path / RECORD))]
+def weight_file(path: Path) -> Path:
+    """Find the file of the weights, compared with its checksum; errors as `open_state`'s."""
+    return _open_file(path / FILES["params"], read_record(path / RECORD)).path
 
 
 def is_whole(path: Path) -> bool:
@@ -190,20 +169,20 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def newest_weight_files(run: Path, warn: Callable[[str], None]) -> list[Path]:
-    """List the weight files of the newest checkpoint with whole weights; else as `latest`."""
-    return _newest(run, warn, weight_files)
+def newest_weight_file(run: Path, warn: Callable[[str], None]) -> Path:
+    """Find the weights of the newest checkpoint whose weights are sound; else as `latest`."""
+    return _newest(run, warn, weight_file)
 
 
-def latest(run: Path, warn: Callable[[str], None], *, in_parts: bool = False) -> TrainState:
+def latest(run: Path, warn: Callable[[str], None], *, lazy: bool = False) -> TrainState:
     """Loads the newest sound checkpoint; `warn` gets a line for each newer one that fails.
 
-    in_parts: what its tensors hold is not looked at yet, as by `open_state`.
+    lazy: tensors are read where they are indexed, as by `open_state`.
 
     Raises:
         UserError: none does.
     """
-    return _newest(run, warn, open_state if in_parts else load)
+    return _newest(run, warn, open_state if lazy else load)
 
 
 def _newest(run: Path, warn: Callable[[str], None], read: Callable[[Path], Any]) -> Any:
@@ -227,10 +206,7 @@ def _write_arrays(folder: Path, state: TrainState) -> dict[str, str]:
     """Write the files of tensors; returns their checksums."""
     layout, moments = _layout(state.params), _layout(state.mu)
     assert layout.items() >= moments.items() == _layout(state.nu).items(), "unlike the weights"
-    rank, count = state.part[:2] if state.part else (0, 1)
-    folder.mkdir(exist_ok=count > 1)
-    names = shards.file_names(rank, count)
-    return {name: _write(folder / name, getattr(state, field)) for field, name in names.items()}
+    return {name: _write(folder / name, getattr(state, field)) for field, name in FILES.items()}
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
@@ -246,40 +222,12 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     return checksum(path)
 
 
-def _open_files(path: Path, field: str, record: dict[str, Any]) -> list[TensorFile]:
-    """Open a field's files, of all shards, after checking their checksums."""
-    count, found = record["shards"], []
-    for file in (path / shards.file_names(shard, count)[field] for shard in range(count)):
-        with reading(file):
-            if not _has_checksum(file, record):
-                raise unusable(file, f"damaged, its checksum is not that in {RECORD}")
-            found.append(TensorFile(file, links=False))
-    return found
-
-
-def _has_checksum(file: Path, record: dict[str, Any]) -> bool:
-    """Says if a file has the record's checksum.
-
-    In format 2 the checksum is that of the header, which has those of its tensors.
-    """
-    expected = record["sha256"][file.name]
-    if record["format"] == FORMAT:
-        return checksum(file) == expected
-    with open_regular(file) as stream, TensorFile(file) as tensors:
-        header = stream.read(8)
-        header += stream.read(int.from_bytes(header, "little"))
-        sums = tensors.file.metadata() or {}
-        return hashlib.sha256(header).hexdigest() == expected and all(
-            hashlib.sha256(tensors.read_slice(name, ()).tobytes()).hexdigest() == sums.get(name)
-            for name in tensors.entries
-        )
-
-
-def _find(files: list[TensorFile]) -> dict[str, pieces.Saved]:
-    try:
-        return pieces.find(files)
-    except Refused as why:
-        raise unusable(files[0].path, str(why)) from None
+def _open_file(file: Path, record: dict[str, Any]) -> TensorFile:
+    """Open a file of tensors after comparing its checksum."""
+    with reading(file):
+        if checksum(file) != record["sha256"][file.name]:
+            raise unusable(file, f"damaged, its checksum is not that in {RECORD}")
+        return TensorFile(file, links=False)
 
 
 def _layout(arrays: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -287,15 +235,10 @@ def _layout(arrays: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
 
 
-def sweep(run: Path, *, before: int = MOST + 1) -> None:
-    """Deletes partial checkpoints, which a kill leaves, and `.old` ones with a successor.
-
-    before: a step from which on another process may be writing.
-    """
+def sweep(run: Path) -> None:
+    """Deletes partial checkpoints, which a kill leaves, and `.old` ones with a successor."""
     for path in (run / "checkpoints").glob(".tmp-*"):
-        number = path.stem.rpartition("_")[2]
-        if not number.isdecimal() or int(number) < before:
-            shutil.rmtree(path)
+        shutil.rmtree(path)
     for path in listing(run):
         if path.suffix == ".old" and path.with_suffix("").exists():
             delete(path)

@@ -172,19 +172,22 @@ def _is_row(row: dict[str, Any]) -> bool:
 
 
 class _Console(Console):
+    abandoned = False  # whether the reader of stdout has gone
+
     def on_broken_pipe(self) -> None:
         """Silences output after a broken pipe (`| head`): rich would end the process, unsaved."""
-        self.quiet = True
+        self.quiet = self.abandoned = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Display:
     """A progress bar with ETA on a terminal, otherwise a plain line now and then."""
 
-    def __init__(self, steps: int, done: int, *, wide: bool = False) -> None:
+    def __init__(self, steps: int, done: int, *, wide: bool = False, quiet: bool = False) -> None:
         """
         Args:
             wide: whether a terminal's bar has the last step's numbers, and not its loss alone.
+            quiet: whether nothing is shown.
         """
         # rich would also take FORCE_COLOR, which some CI sets, for a terminal.
         self.console = _Console(
@@ -194,6 +197,7 @@ class Display:
             markup=False,
             emoji=False,
             highlight=False,
+            quiet=quiet,
         )
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
         self.every = max(1, steps // 20)
@@ -222,7 +226,7 @@ class Display:
     @property
     def abandoned(self) -> bool:
         """Says if the reader of stdout has gone."""
-        return self.console.quiet
+        return self.console.abandoned
 
     def show_cursor(self) -> None:
         """Show the terminal's cursor again, which a bar hides."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.errors import UserError
 from lockstep.model.state import TrainState
-from lockstep.run import checkpoint, shards
+from lockstep.run import checkpoint
 from lockstep.run.runlog import RunLog
 
 
@@ -21,27 +21,14 @@ class Write(NamedTuple):
 class Saver:
     """A writer of checkpoints: one is written at a time, and at most one waits, the newest."""
 
-    def __init__(
-        self, run: Path, keep: int, log: RunLog, say: Callable[[str], None], *, shared: bool = False
-    ) -> None:
+    def __init__(self, run: Path, keep: int, log: RunLog, say: Callable[[str], None]) -> None:
         """
         Args:
             say: gets one line for each checkpoint that is not written.
-            shared: between the processes of a run, each of which writes its part.
         """
         self.run, self.keep, self.log, self.say = run, keep, log, say
-        self.shared = shared
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writes: list[Write] = []  # not reported yet, oldest first
-
-    @property
-    def crowded(self) -> bool:
-        """Says if processes that share checkpoints should all leave out the next one."""
-        return self.shared and len([write for write in self.writes if not write.future.done()]) > 1
-
-    def skip(self, step: int) -> None:
-        self.report()
-        self.say(f"step {step} is not saved: an earlier checkpoint is still being written")
 
     def save(self, state: TrainState, losses: Mapping[int, float]) -> None:
         """Starts to write a state, which the caller must not change; waits for nothing.
@@ -67,23 +54,12 @@ class Saver:
         self.report()
         if problem := self._problem(last):
             raise UserError(problem)
-        if self.shared:
-            shards.wait_for_first(checkpoint.partial_folder(self.run, state.step))
 
     def _begin(self, state: TrainState, losses: Mapping[int, float]) -> None:
         future = self.writer.submit(self._write, state, dict(losses))
         self.writes.append(Write(state.step, future))
 
     def _write(self, state: TrainState, losses: Mapping[int, float]) -> Path:
-        try:
-            return self._write_part(state, losses)
-        except UserError as error:
-            if state.part:
-                folder = checkpoint.partial_folder(self.run, state.step)
-                shards.give_up(folder, state.part.rank, str(error))
-            raise
-
-    def _write_part(self, state: TrainState, losses: Mapping[int, float]) -> Path:
         bad = [name for name, weight in state.params.items() if not np.isfinite(weight).all()]
         if bad:  # nobody should resume from them
             raise UserError(f"{bad[0]}: its weights are not finite; lower --lr")

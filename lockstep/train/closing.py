@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,15 @@ from lockstep.twin import MODULES, Twin, trainer_module
 
 
 def text(
-    config: Config, twin: Twin, data: Corpus, run: Path, losses: Mapping[int, float], seconds: float
-) -> str:
-    """`losses`: the validation losses by step, from the first evaluation to the last."""
+    config: Config, twin: Twin, run: Path, losses: Mapping[int, float], seconds: float,
+    sample: Sequence[str],
+) -> str:  # fmt: skip
+    """Writes the closing lines.
+
+    Args:
+        losses: the validation losses by step, from the first evaluation to the last.
+        sample: the lines of `sample_lines`.
+    """
     out, steps = shlex.quote(str(run)), config.optim.steps
     first, *_, last = (losses[step] for step in (min(losses), max(losses)))
     lines = [
@@ -34,7 +40,7 @@ def text(
     if best and checkpoint.step_of(best) != steps:
         step = checkpoint.step_of(best)
         lines.append(f"the best of its checkpoints is that of step {step}: {losses[step]:.4f}")
-    lines += sample_lines(config, twin, data, losses, run / directory.SAMPLE)
+    lines += sample
     others = [trainer_module(name) for name in MODULES if name != twin.framework]
     lines += [
         f"the run is in {out}: config.json, log.jsonl, checkpoints/",
@@ -48,20 +54,22 @@ def text(
 
 
 def sample_lines(
-    config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float], file: Path | None = None
+    config: Config, twin: Twin, data: Corpus, losses: Mapping[int, float], run: Path | None
 ) -> list[str]:
     """Write a sample; [] unless the data is one stream of bytes, and the last loss finite.
 
+    Every rank calls it, because all compute the logits.
+
     Args:
-        file: keeps the text, too, where the disk has room.
+        run: its folder keeps the text, too, where the disk has room.
     """
     stream = isinstance(data.train, np.ndarray) and data.vocab <= corpus.BYTES
     if not (stream and math.isfinite(losses[max(losses)])):
         return []
     written = sample(config, twin, data)
-    if file:
+    if run:
         with contextlib.suppress(OSError):
-            durable.replace(file, written)
+            durable.replace(run / directory.SAMPLE, written)
     return ["a sample:", *_quote(written), ""]
 
 

@@ -1,11 +1,9 @@
 """The training loop: from the loaded state to the last step, or to a signal."""
 
 import math
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from lockstep import devices
@@ -17,10 +15,12 @@ from lockstep.model import flops, params
 from lockstep.model.state import TrainState
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import desync, lints, loss_scale, nonfinite
+from lockstep.train import lints, loss_scale, nonfinite
 from lockstep.train.options import Watching
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
+
+Rows = list[dict[str, Any]]
 
 NORMS_A_ROW = 100
 PACE = 10  # steps whose mean time is logged
@@ -41,10 +41,6 @@ class Diverged(Exception):
         """
         super().__init__(problem)
         self.step, self.good, self.remedy, self.evaluation = step, good, remedy, evaluation
-
-
-class Desynced(Exception):
-    """The weights of processes differ that should be equal."""
 
 
 class Pace:
@@ -74,31 +70,34 @@ class Pace:
 
 
 class Loop:
-    """The steps of one process, and their common state."""
+    """The steps of one rank, and their common state; rank 0 alone has a log and a saver."""
 
     def __init__(
         self,
         config: Config,
         twin: Twin,
         data: Corpus,
-        out: Path,
-        log: RunLog,
+        log: RunLog | None,
         display: Display,
-        saver: Saver,
+        saver: Saver | None,
         start: TrainState,
+        kept: Rows,
         watching: Watching,
     ) -> None:
-        self.config, self.twin, self.data, self.out = config, twin, data, out
+        """
+        Args:
+            kept: the rows that a resumed run has logged so far.
+        """
+        self.config, self.twin, self.data = config, twin, data
         self.log, self.display, self.saver, self.watching = log, display, saver, watching
-        self.own_rows = twin.own_rows(config.global_batch_size)
+        self.local_rows = twin.local_rows(config.global_batch_size)
         self.done = self.first = start.step
         self.losses = {  # validation losses by step
             row["step"]: math.nan if row["val_loss"] is None else row["val_loss"]
-            for row in log.kept
+            for row in kept
             if row["kind"] == "eval"
         }
-        self.scale = loss_scale.ScaleWatch(config, start.loss_scale, log.kept)
-        self.compared = time.monotonic()  # when the processes' weights were
+        self.scale = loss_scale.ScaleWatch(config, start.loss_scale, kept)
         self.log_problem = ""
         self.pace = Pace()
         self.began = self.pace.last
@@ -126,37 +125,25 @@ class Loop:
                     self.report(late())
                 late = result
                 wanted = step < total and (stop.received or self.display.abandoned)
-                is_due = time.monotonic() - self.compared >= desync.EVERY  # by one's own clock
-                asked = self.twin.agree(wanted or is_due)  # one question a step
-                stopping = asked and self.twin.agree(wanted)
+                stopping = self.twin.any_rank(wanted)  # all ranks stop after the same step
                 evaluate = step == total or _due(step, every.eval_every)
                 save = step == total or stopping or _due(step, every.save_every)
-                if asked or save:
-                    self.require_in_sync()
                 if evaluate or save or self.twin.synchronous:
                     self.report(late())
                     late = None
                 if evaluate:
                     self.evaluate()
-                if save and (step == total or stopping):
-                    self.saver.finish(self.twin.part(), self.losses)
-                elif save and self.twin.agree(self.saver.crowded):
-                    self.saver.skip(step)
-                elif save:
-                    self.saver.save(self.twin.part(), self.losses)
+                if save:
+                    self.save(last=step == total or stopping)
                 if evaluate or save:
                     self.pace.pause()
                 if stopping:
-                    self.display.say(
-                        f"stopped after step {step}, which is saved; "
-                        f"go on with --resume --out {shlex.quote(str(self.out))}"
-                    )
                     return STOPPED
         return DONE
 
     def draw(self, step: int) -> Any:
         """Draws the window of one step (from 0), and starts its copy to the device."""
-        return self.twin.place(batches.of_step(self.config, self.data.train, step, self.own_rows))
+        return self.twin.place(batches.of_step(self.config, self.data.train, step, self.local_rows))
 
     def report(self, result: StepResult) -> None:
         optim, model = self.config.optim, self.config.model
@@ -173,7 +160,8 @@ class Loop:
             "peak_bytes": self.twin.peak_bytes(), "seconds": now - self.began,
         }  # fmt: skip
         self.write(row)
-        self.saver.report()
+        if self.saver:
+            self.saver.report()
         seen = lints.after_a_step(self.config, self.twin) if self.done == self.first + 1 else []
         for line in (*self.scale.lines(self.done, result), *seen):
             self.display.say(line)
@@ -183,7 +171,17 @@ class Loop:
         steps_a_second = (self.done - self.first) / (now - self.began)
         self.display.train(row, (optim.steps - self.done) / steps_a_second)
 
+    def save(self, *, last: bool) -> None:
+        """Saves the state, which all ranks gather and rank 0 writes."""
+        state = self.twin.state()
+        if self.saver and last:
+            self.saver.finish(state, self.losses)
+        elif self.saver:
+            self.saver.save(state, self.losses)
+
     def write(self, row: dict[str, Any]) -> None:
+        if self.log is None:
+            return
         self.log.write(row)
         if self.log.problem and not self.log_problem:
             self.display.say(f"{self.log.problem}; until then rows are kept in memory")
@@ -214,21 +212,12 @@ class Loop:
                 step=self.done, good=self.done - 2, remedy=LOWER,
             )  # fmt: skip
 
-    def require_in_sync(self) -> None:
-        """Raises Desynced if weights differ; called before saves and now and then."""
-        self.compared = time.monotonic()
-        if ranks := self.twin.desynced():
-            which = ", ".join(map(str, ranks))
-            raise Desynced(
-                f"--mesh {self.config.mesh}: rank {which} has other weights than the others"
-            )
-
     def evaluate(self) -> None:
-        held_out = batches.validation(self.config, self.data.val, self.own_rows)
+        held_out = batches.validation(self.config, self.data.val, self.local_rows)
         loss = self.twin.evaluate(held_out)
         self.losses[self.done] = loss
         others = {
-            name: self.twin.evaluate(batches.validation(self.config, tokens, self.own_rows))
+            name: self.twin.evaluate(batches.validation(self.config, tokens, self.local_rows))
             for name, tokens in self.watching.sets.items()
         }
         own = {f"val_loss.{name}": other for name, other in others.items()}

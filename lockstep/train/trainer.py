@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -13,15 +14,14 @@ from lockstep.config.autotune import NONE
 from lockstep.data import batches, corpus
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError, is_out_of_memory
-from lockstep.exits import DIVERGED, DONE
+from lockstep.exits import DIVERGED, DONE, STOPPED
 from lockstep.model import params
 from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import closing, lints, loss_scale, nonfinite, watch
-from lockstep.train.following import follow
-from lockstep.train.loop import Desynced, Diverged, Loop
+from lockstep.train import closing, lints, loss_scale, nonfinite
+from lockstep.train.loop import Diverged, Loop, Rows
 from lockstep.train.options import Watching
 from lockstep.train.track import Tracker
 from lockstep.twin import Twin
@@ -69,40 +69,16 @@ def _train(
     data, state, notices = _load_start(config, out if resume else None)
     watching = watching.load(config, resume=resume)
     twin = build(config)
-
-    def say_missing(ranks: list[int]) -> str:
-        which = ", ".join(map(str, ranks))
-        remedy = "look for what became of it; go on with --resume"
-        return f"--mesh {config.mesh}: no answer from rank {which}; {remedy}"
-
-    # Process 0 says it last: where it keeps what the others talk over, they end with it.
-    patience = watch.PATIENCE + 2 * (twin.rank == 0)
-    end = lambda ranks: watch.end_process(f"error: {say_missing(ranks)}")  # noqa: E731
-    with watch.Watch(twin.beat, end, patience=patience) as others:
-        try:
-            return _with_twin(
-                config, twin, data, state, notices, out, found, watching, resume=resume
-            )
-        except RuntimeError as error:
-            if is_out_of_memory(error) or not (missing := others.missing()):
-                raise
-            raise UserError(say_missing(missing)) from None
-
-
-def _with_twin(
-    config: Config, twin: Twin, data: Corpus, state: TrainState, notices: list[str],
-    out: Path | None, found: list[Path], watching: Watching, *, resume: bool,
-) -> int:  # fmt: skip
-    # Who follows reads the log before all load: process 0 writes a new one after that.
-    kept = runlog.up_to(out / "log.jsonl", state.step) if out and twin.rank else []
+    # Read before the ranks meet in `_load`: after that rank 0 writes a new log.
+    kept = runlog.up_to(out / "log.jsonl", state.step) if out and resume else []
     _load(twin, state)
     began = time.perf_counter()
     window = batches.of_step(config, data.train, state.step)
     twin.prepare(window)
     compile_seconds = time.perf_counter() - began
     about = twin.describe()
-    if twin.rank:
-        return follow(config, twin, data, Path(twin.tell("")), state, watching, kept)
+    if twin.rank:  # it takes the same steps, and writes nothing
+        return _run_loop(config, twin, data, None, state, kept, notices, watching)
     notices.append(_headline(config, twin, data, about, compile_seconds))
     notices += lints.before_training(config, twin, window)
     if not resume:
@@ -124,71 +100,76 @@ def _with_twin(
         directory.write_record(out, record)
         if not resume:
             beside.keep(config, out)
-        checkpoint.sweep(out)  # before another process writes a part
-        twin.tell(str(out))
-        return _run_loop(config, twin, data, out, state, notices, watching)
+        return _run_loop(config, twin, data, out, state, kept, notices, watching)
 
 
 def _load(twin: Twin, state: TrainState) -> None:
-    """Load this process's part of the state.
+    """Load this rank's shards of the state.
 
     Raises:
-        UserError: in all processes, where one cannot read its part, or has found another
-            checkpoint whole than process 0 has.
+        UserError: on all ranks, if the newest checkpoint that one can read is not rank 0's.
     """
-    problem, first = "", twin.tell(str(state.step))
-    try:
-        twin.load(state)
-    except UserError as error:
-        problem = str(error)
-    if first != str(state.step):
-        problem = f"--resume: process 0 goes on from step {first}, another one cannot read it"
-    if twin.agree(bool(problem)):
-        raise UserError(problem or "--resume: another process cannot read its part; see its line")
+    first = twin.broadcast(state.step)
+    if twin.any_rank(first != state.step):
+        problem = f"the ranks found different newest checkpoints (rank {twin.rank}: {state.step})"
+        raise UserError(f"--resume: {problem}; check that all ranks see the same folder")
+    twin.load(state)
 
 
 def _run_loop(
-    config: Config, twin: Twin, data: Corpus, out: Path, start: TrainState, notices: list[str],
-    watching: Watching,
+    config: Config, twin: Twin, data: Corpus, out: Path | None, start: TrainState, kept: Rows,
+    notices: list[str], watching: Watching,
 ) -> int:  # fmt: skip
-    display = Display(config.optim.steps, start.step, wide=watching.live)
+    """Runs the loop; returns the exit status.
+
+    Args:
+        out: the run's directory; None on the ranks that write nothing.
+        kept: the rows that a resumed run has logged so far.
+    """
+    display = Display(config.optim.steps, start.step, wide=watching.live, quiet=out is None)
+    log, saver = None, None
     try:
-        with (
-            RunLog(out / "log.jsonl", last_step=start.step) as log,
-            display,
-            contextlib.ExitStack() as trackers,
-            Saver(out, config.run.keep, log, display.say, shared=twin.processes > 1) as saver,
-        ):
+        with contextlib.ExitStack() as files:
+            if out:
+                log = files.enter_context(RunLog(out / "log.jsonl", last_step=start.step))
+            files.enter_context(display)
             for notice in notices:
                 display.say(notice)
-            for name in watching.track:
-                tracker = Tracker(name, out, config, display.say)
-                log.listeners.append(trackers.enter_context(tracker).put)
-            loop = Loop(config, twin, data, out, log, display, saver, start, watching)
+            if out and log:
+                for name in watching.track:
+                    tracker = Tracker(name, out, config, display.say)
+                    log.listeners.append(files.enter_context(tracker).put)
+                saver = files.enter_context(Saver(out, config.run.keep, log, display.say))
+            loop = Loop(config, twin, data, log, display, saver, start, kept, watching)
             status = loop.run()
     except Diverged as error:
-        print(f"error: {_explain(error, loop)}", file=sys.stderr)
+        if out:
+            print(f"error: {_explain(error, loop, out)}", file=sys.stderr)
         return DIVERGED
-    except Desynced as error:
-        remedy = "look at its device and go on with --resume"
-        print(f"error: {error}; {checkpoint.newest(out)}; {remedy}", file=sys.stderr)
-        return DIVERGED
+    if status == STOPPED and out:
+        display.say(
+            f"stopped after step {loop.done}, which is saved; "
+            f"go on with --resume --out {shlex.quote(str(out))}"
+        )
     if status == DONE:
-        display.say(closing.text(config, twin, data, out, loop.losses, loop.pace.last - loop.began))
+        sample = closing.sample_lines(config, twin, data, loop.losses, out)
+        if out:
+            seconds = loop.pace.last - loop.began
+            display.say(closing.text(config, twin, out, loop.losses, seconds, sample))
     return status
 
 
-def _explain(error: Diverged, loop: Loop) -> str:
+def _explain(error: Diverged, loop: Loop, out: Path) -> str:
     """Say what happened, what is saved and what to do; with --debug-nans where it began."""
     parts, remedy = [str(error)], error.remedy
     if loop.config.run.debug_nans:
-        before = nonfinite.state_before(loop.out, error.step) or _first_state(loop.config)
+        before = nonfinite.state_before(out, error.step) or _first_state(loop.config)
         loop.display.say(f"--debug-nans: from step {before.step} again, to find where")
         found = loop.locate_nonfinite(before, error)
         parts.append(f"on replay {found} is the first" if found else "not reproduced on replay")
     else:
         remedy += "; --debug-nans, with --resume too, names the layer"
-    return "; ".join((*parts, checkpoint.newest(loop.out, up_to=error.good), remedy))
+    return "; ".join((*parts, checkpoint.newest(out, up_to=error.good), remedy))
 
 
 def restore(
@@ -196,13 +177,13 @@ def restore(
 ) -> TrainState:
     """Loads a run's checkpoint: that of a step, or the newest sound one.
 
-    On a mesh a tensor's parts are read when a twin asks for them.
+    On a mesh each rank reads its shards of a tensor when it loads them.
 
     Raises:
         UserError: there is none, or its weights are not those of the config's model.
     """
     if step is None:
-        state = checkpoint.latest(out, warn, in_parts=config.mesh.size > 1)
+        state = checkpoint.latest(out, warn, lazy=config.mesh.size > 1)
     else:
         state = checkpoint.load(checkpoint.of_step(out, step))
     shapes = {name: array.shape for name, array in state.params.items()}

@@ -57,10 +57,10 @@ def export(
     has = model.lora_rank > 0 or not only_adapters
     require(has, "--adapters", run, "was trained without; drop it")
     directory.require_empty(to, "--to")
-    files = files_of(run, step, warn)
+    file = file_of(run, step, warn)
     try:
         with directory.new_folder(to, "--to") as folder:
-            weights = open_weights(files, model)
+            weights = open_weights(file, model)
             dtype = dtype or weights.dtype
             if only_adapters:
                 write_adapters(folder, config, weights, dtype)
@@ -68,15 +68,15 @@ def export(
                 _write_weights(folder, weights, dtype, shard_bytes)
                 _write_config(folder, run, model.base, dtype)
     except Refused as error:
-        raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
-    return files[0].parent
+        raise UserError(f"{file}: {error}; use another checkpoint") from None
+    return file.parent
 
 
-def files_of(run: Path, step: int | None, warn: Any) -> list[Path]:
-    """Find the files of a checkpoint's weights; None: of the newest whose weights are whole."""
+def file_of(run: Path, step: int | None, warn: Any) -> Path:
+    """Find the file of a checkpoint's weights; None: of the newest whose weights are sound."""
     if step is None:
-        return checkpoint.newest_weight_files(run, warn)
-    return checkpoint.weight_files(checkpoint.of_step(run, step))
+        return checkpoint.newest_weight_file(run, warn)
+    return checkpoint.weight_file(checkpoint.of_step(run, step))
 
 
 def _write_weights(folder: Path, weights: Weights, dtype: str, shard_bytes: int | None) -> None:

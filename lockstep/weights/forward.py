@@ -15,7 +15,7 @@ from lockstep.errors import UserError
 from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused
 from lockstep.run import directory
-from lockstep.weights.export import files_of
+from lockstep.weights.export import file_of
 from lockstep.weights.merged import open_weights
 from lockstep.worker import Failed, Worker, silent, start_service
 
@@ -39,10 +39,10 @@ def exported(
     """
     model = replace(directory.read_record(run).config.model, padded_vocab=0)
     directory.require_empty(to, "--to")
-    files = files_of(run, step, warn)
+    file = file_of(run, step, warn)
     try:
         with directory.new_folder(to, "--to") as folder:
-            weights, sizes = open_weights(files, model), shapes(model.base)
+            weights, sizes = open_weights(file, model), shapes(model.base)
             tensors = (weights.merged(name, "float32") for name in sizes)
             write(folder / WEIGHTS, "float32", sizes, tensors)
             config = forward_config(model.base).to_json()
@@ -53,7 +53,7 @@ def exported(
         problem = f"{exporter} says {failed.text}; use another format"
         raise UserError(f"--format: {problem}") from None
     except Refused as error:
-        raise UserError(f"{files[0]}: {error}; use another checkpoint") from None
+        raise UserError(f"{file}: {error}; use another checkpoint") from None
 
 
 def forward_config(model: ModelConfig) -> Config:

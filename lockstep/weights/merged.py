@@ -8,10 +8,9 @@ import numpy as np
 
 from lockstep.config import ModelConfig
 from lockstep.errors import require
-from lockstep.files.stream import TensorFile
+from lockstep.files.stream import SavedTensor, TensorFile
 from lockstep.files.untrusted import Refused
 from lockstep.model.params import shapes
-from lockstep.run.pieces import Saved, find
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Weights:
     """
 
     model: ModelConfig
-    saved: Mapping[str, Saved]
+    saved: Mapping[str, SavedTensor]
 
     @property
     def dtype(self) -> str:
@@ -52,13 +51,13 @@ class Weights:
         return cast(name, weight, dtype)
 
 
-def open_weights(files: list[Path], model: ModelConfig) -> Weights:
+def open_weights(file: Path, model: ModelConfig) -> Weights:
     """Open the weights of a checkpoint.
 
     Raises:
-        Refused: a file is no safetensors file of floats, or has no tensor.
+        Refused: it is no safetensors file of floats, or has no tensor.
     """
-    saved = find(TensorFile(file, links=False) for file in files)
+    saved = TensorFile(file, links=False).tensors()
     if not saved:
         raise Refused("is empty")
     return Weights(model, saved)

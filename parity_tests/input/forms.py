@@ -39,13 +39,13 @@ from lockstep.model import params
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
-from lockstep.run.record import RECORD, own_checksum
+from lockstep.run.record import RECORD
 from lockstep.weights import init, names, nanogpt
 from lockstep.worker import Failed
 from lockstep_recorder.main import write as write_trace
 from parity_tests.input.bounds import check_message, limit
 from parity_tests.input.mutations import Files, damage, hostile_files, render, trees
-from parity_tests.runs.checkpoints import assert_same, save_parts, state
+from parity_tests.runs.checkpoints import assert_same, state
 from torch_ref.io import nanogpt as reader
 
 
@@ -185,16 +185,14 @@ def sign_trace(files: Files) -> Files:
 
 @functools.cache
 def make_checkpoints() -> list[Files]:
-    """Checkpoints in all dtypes of parameters; one of three processes."""
-    save = partial(checkpoint.save, keep=1)
-    states = [(save, dtype) for dtype in ("float64", "float32", "bfloat16", "float16")]
+    """Checkpoints in all dtypes of parameters."""
 
-    def write(folder: Path, save: Any, dtype: str) -> None:
-        save(folder.parent, state(dtype=dtype)).rename(folder)
+    def write(folder: Path, dtype: str) -> None:
+        checkpoint.save(folder.parent, state(dtype=dtype), keep=1).rename(folder)
 
     return [
-        collect(partial(write, save=save, dtype=dtype))
-        for save, dtype in [*states, (save_parts, "float32")]
+        collect(partial(write, dtype=dtype))
+        for dtype in ("float64", "float32", "bfloat16", "float16")
     ]
 
 
@@ -208,9 +206,8 @@ def sign_checkpoint(files: Files) -> Files:
     text = files.get(RECORD, b"").decode("utf-8", "surrogateescape")
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
         sums = json.loads(text)["sha256"]
-        for name in sums.keys() & files.keys() - {RECORD}:
+        for name in sums.keys() & files.keys():
             text = text.replace(sums[name], sha256(files[name]).hexdigest())
-        text = text.replace(sums[RECORD], own_checksum(json.loads(text)))
     return files | {RECORD: text.encode("utf-8", "surrogateescape")} if RECORD in files else files
 
 

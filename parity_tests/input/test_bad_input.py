@@ -29,7 +29,6 @@ TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
 NOT_FOR_USERS = {
     "lockstep.worker",
     "jax_impl.inspect.probe",
-    "jax_impl.extra.mesh.service",
     "torch_ref.inspect.probe",
     "examples.finetune.finetune",
     "examples.minimal.train_jax",
@@ -37,9 +36,7 @@ NOT_FOR_USERS = {
     "benchmarks.jobs",
     "parity_tests.cuda.resnet",
     "parity_tests.fake",
-    "parity_tests.runs.fake_world",
-    "parity_tests.runs.part_reader",
-    "parity_tests.runs.parting_trainer",
+    "parity_tests.runs.exchanges",
 }
 
 Case = tuple[str, list[str], list[str]]  # a command, its words, what the line must say

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import torch_ref.extra.mesh.mesh
-from jax_impl.io import bridge
 from lockstep.data.batch import Batch
 from parity_tests.pair import start, toy
 from torch_ref.extra.mesh.mesh import OnMesh
@@ -102,43 +101,14 @@ class Part:
         return self.rows
 
 
-def test_places_of_parts() -> None:
-    """FSDP2 divides rows as `torch.chunk` does, also where they do not come out even; the copies of
-    a part take turns in writing it."""
+def test_first_row_of_a_shard() -> None:
+    """FSDP2 divides rows as `torch.chunk` does, also where they do not come out even."""
     for rows in (1, 5, 8, 10, 30):
         for data, fsdp in ((1, 4), (2, 3), (3, 2)):
             begins = [int(part[0]) for part in torch.arange(rows).chunk(fsdp)]
             for number in range(data * fsdp):
-                copy, part = divmod(number, fsdp)
+                part = number % fsdp
                 tensor, mesh = cast(Any, Part(rows)), make_axes(data, fsdp, number)
-                start, turn, turns = torch_ref.extra.mesh.mesh.place(tensor, mesh)
-                assert (turn, turns) == (copy, data)
                 if part < len(begins):  # the others have no rows
+                    start = torch_ref.extra.mesh.mesh.first_row(tensor, mesh)
                     assert start == begins[part], (rows, data, fsdp, number)
-
-
-def test_pieces_are_written_once() -> None:
-    """JAX's devices together write each number of a tensor once, and the copies of a part take
-    turns by tensor, so that each writes as much."""
-    for data, fsdp in ((1, 4), (2, 2), (3, 1), (3, 2)):
-        config, rows = toy(), 6 * fsdp
-        whole = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
-        written = np.zeros((6, data, rows))
-        for copy in range(data):
-            tensors: Any = {
-                f"blocks.0.mlp.up.weight{number}": SimpleNamespace(
-                    size=whole.size,
-                    sharding=SimpleNamespace(device_set=range(data * fsdp)),
-                    addressable_shards=[
-                        SimpleNamespace(data=part, replica_id=copy, index=(
-                            slice(at * 6, at * 6 + 6), slice(None)))
-                        for at, part in enumerate(np.split(whole, fsdp))
-                    ],
-                )
-                for number in range(6)
-            }  # fmt: skip
-            for name, array in bridge.pieces(tensors, config.model).items():
-                number, start = int(name.partition("weight")[2][0]), array.ravel()[0] // 2
-                written[number, copy, int(start) : int(start) + 6] += 1
-        assert (written.sum(1) == 1).all(), (data, fsdp)
-        assert len({*written.sum((0, 2))}) == 1, (data, fsdp)

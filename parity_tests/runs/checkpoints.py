@@ -1,9 +1,7 @@
 """States to save, and what is asked of a checkpoint after that."""
 
-import hashlib
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,11 @@ import numpy as np
 import pytest
 
 from lockstep.errors import UserError
+from lockstep.files.stream import checksum
 from lockstep.model.params import Arrays
-from lockstep.model.state import Part, TrainState
-from lockstep.run.checkpoint import load, save
-from lockstep.run.pieces import piece_name
-from lockstep.run.record import FILES, RECORD, own_checksum
+from lockstep.model.state import TrainState
+from lockstep.run.checkpoint import load
+from lockstep.run.record import FILES, RECORD
 
 DTYPES: dict[str, Any] = {
     "float64": np.uint64,
@@ -56,31 +54,6 @@ def state(step: int = 1000, dtype: str = "float32") -> TrainState:
     )
 
 
-def pieces(arrays: Arrays, rank: int) -> Arrays:
-    """Returns a rank's part of three: the last rows, the first ones, what cannot be divided."""
-    found = {}
-    for name, x in arrays.items():
-        if x.ndim == 0 and rank == 2:
-            found[piece_name(name, [])] = x
-        elif x.ndim and rank < 2:
-            rows, start = (x[1:], 1) if rank == 0 else (x[:1], 0)
-            found[piece_name(name, [start, *[0] * (x.ndim - 1)])] = rows
-    return found
-
-
-def part_of(whole: TrainState, rank: int, processes: int = 3) -> TrainState:
-    params, mu, nu = (pieces(arrays, rank) for arrays in (whole.params, whole.mu, whole.nu))
-    part = Part(rank, processes, tuple(whole.params), ())
-    return replace(whole, params=params, mu=mu, nu=nu, part=part)
-
-
-def save_parts(run: Path, whole: TrainState) -> Path:
-    """Each process in a thread."""
-    with ThreadPoolExecutor(3) as pool:
-        saves = [pool.submit(save, run, part_of(whole, rank), keep=1) for rank in range(3)]
-        return saves[0].result()
-
-
 def assert_same(a: TrainState, b: TrainState) -> None:
     for field in FILES:
         ours, theirs = getattr(a, field), getattr(b, field)
@@ -94,20 +67,11 @@ def assert_same(a: TrainState, b: TrainState) -> None:
     assert [type(c.loss_scale) for c in counters] == [float, float]
 
 
-def sign(content: bytes) -> tuple[bytes, str]:
-    """A file as it is, and its checksum."""
-    return content, hashlib.sha256(content).hexdigest()
-
-
 def rewrite(path: Path, change: Callable[[dict], None] = lambda record: None) -> None:
-    """Changes state.json as another program might, with valid checksums."""
+    """Changes state.json as another program might, with valid checksums of the other files."""
     record = json.loads((path / RECORD).read_text())
+    record["sha256"] = {name: checksum(path / name) for name in FILES.values()}
     change(record)
-    for file in path.glob("*.safetensors"):
-        content, record["sha256"][file.name] = sign(file.read_bytes())
-        file.write_bytes(content)
-    record["sha256"].pop(RECORD, None)
-    record["sha256"][RECORD] = own_checksum(record)
     (path / RECORD).write_text(json.dumps(record))
 
 

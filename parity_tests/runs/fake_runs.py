@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -83,10 +82,9 @@ def free_port() -> str:
 
 
 def places_of_two(framework: str) -> list[dict[str, str]]:
-    """The environments of the two processes of a run; "two" is `fake_world`'s."""
+    """The environments of the two processes of a run."""
     port = free_port()
     together, number = {
-        "two": ({"FAKE_MEETING": tempfile.mkdtemp(dir=".")}, "FAKE_RANK"),
         "torch": ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}, "RANK"),
         "jax": ({"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2",
                  "JAX_NUM_CPU_DEVICES": "1"}, "JAX_PROCESS_ID"),

@@ -57,13 +57,15 @@ def with_room(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # not what is tried here, and slow
 
 
-def test_a_disk_that_is_full_after_n_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every n of a small checkpoint."""
+def test_full_disk_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full at ten positions from the first byte to the last: in each file, and in the record."""
     endless = Disk(20_000)
     with_room(monkeypatch, endless)
     checkpoint.save(tmp_path, tiny(1), keep=1)
     size = 20_000 - endless.room
-    for room in range(int(size)):
+    for room in np.linspace(0, size - 1, 10, dtype=int):
         with_room(monkeypatch, Disk(room))
         with pytest.raises(UserError, match="step_00000002: cannot be written .*No space left"):
             checkpoint.save(tmp_path, tiny(2), keep=1)

@@ -324,13 +324,14 @@ def test_another_error_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.Monk
         train()
 
 
-def test_processes_that_find_other_checkpoints_whole_end(
+def test_ranks_with_different_newest_checkpoints_end(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert train("--steps 6 --warmup 0") == exits.DONE
-    monkeypatch.setattr(FakeTwin, "tell", lambda self, text: "4")
+    monkeypatch.setattr(FakeTwin, "broadcast", lambda self, number: 4)
     assert resume("--steps 9") == exits.MISTAKE
-    assert "process 0 goes on from step 4, another one cannot read it" in capsys.readouterr().err
+    said = "the ranks found different newest checkpoints (rank 0: 6)"
+    assert said in capsys.readouterr().err
 
 
 def test_a_framework_that_is_not_installed_is_one_line(

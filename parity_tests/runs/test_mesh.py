@@ -63,7 +63,6 @@ def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
     assert trainers.train("torch", [*SMALL, "--batch-size", "4", "--out", "whole"]) == exits.DONE
     begun = [*SMALL, "--batch-size", "2", "--mesh", "fsdp=2", "--save-every", "3", "--out", "run"]
     assert not train(begun, processes=2)
-    assert Path("run/checkpoints/step_00000006/weights-1.safetensors").exists()
     for field, bound in (("loss", 1e-12), ("grad_norm", 1e-10)):
         assert gap("train", field) <= bound
     assert gap("eval", "val_loss") <= 1e-12

@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from lockstep.model.state import TrainState
 from lockstep.run import checkpoint
 from lockstep.run.saver import Saver
 from parity_tests.fake import FakeTwin
-from parity_tests.runs.checkpoints import part_of, silent, state
 from parity_tests.runs.fake_runs import STEPS, at_step, resume, rows, saved_steps, train
 
 SAVE, USUAL_SAVER = checkpoint.save, Saver.save
@@ -114,59 +112,6 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert saved_steps() == [4, 12]
     line = f"step 8 is not saved: {name}: its weights are not finite"
     assert line in capsys.readouterr().out
-
-
-# --- of several processes
-
-
-class SilentLog:
-    def sync(self) -> None:
-        pass
-
-
-def saver_of(run: Path, say: Callable[[str], Any], *, shared: bool) -> Saver:
-    return Saver(run, 1, SilentLog(), say, shared=shared)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_part_that_cannot_be_written_ends_the_save(tmp_path: Path, rank: int) -> None:
-    """Here for weights that are not finite."""
-    whole = {name: np.nan_to_num(np.asarray(x)) * 0 for name, x in state().params.items()}
-    plain = np.where(np.arange(3)[:, None] == 1 - rank, np.nan, whole["plain"])
-    bad = {**whole, "plain": plain.astype(np.float32)}
-
-    def save(rank: int) -> str:
-        try:
-            saver = saver_of(tmp_path, silent, shared=True)
-            saver.finish(part_of(replace(state(), params=bad), rank), {})
-        except UserError as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(3) as pool:
-        said = list(pool.map(save, range(3)))
-    assert "weights are not finite" in said[0]
-    assert ("rank 1" in said[0]) == (rank == 1)
-    assert checkpoint.listing(tmp_path) == []
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_two_that_wait_leave_no_room_for_a_third(
-    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Processes that share checkpoints ask each other; one alone never leaves the newest out."""
-    monkeypatch.setattr(Saver, "save", USUAL_SAVER)
-    release, lines = threading.Event(), list[str]()
-    monkeypatch.setattr(checkpoint, "save", lambda *args, **rest: release.wait(30))
-    saver, run = saver_of(tmp_path, lines.append, shared=shared), replace(state(1), params={})
-    assert not saver.crowded
-    saver.save(run, {})
-    saver.save(replace(run, step=2), {})
-    assert saver.crowded == shared
-    saver.skip(3)
-    release.set()
-    saver.writer.shutdown()
-    assert lines == ["step 3 is not saved: an earlier checkpoint is still being written"]
 
 
 # --- the newest, and the best

@@ -111,8 +111,8 @@ def test_skips_before_a_resume_count(monkeypatch: pytest.MonkeyPatch, capsys: An
     assert "error: steps 4 to 10: all skipped" in capsys.readouterr().err
 
 
-def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which else would take a step more than process 0, and wait for it in vain."""
+def test_skips_before_a_resume_count_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else rank 1 would take a step more than rank 0, and wait for it in vain."""
     skipping(monkeypatch, lambda step: step > 3)
     assert train(f"{FP16} --max-skips 6 --steps 7 --warmup 0") == exits.DONE
     taken, usual = list[int](), FakeTwin.step
@@ -124,6 +124,5 @@ def test_they_count_in_a_process_that_follows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(FakeTwin, "step", step)
     for rank in (1, 0):
         monkeypatch.setattr(FakeTwin, "rank", rank)
-        monkeypatch.setattr(FakeTwin, "tell", lambda self, text: text or "run")
         assert resume(f"--steps {STEPS}") == exits.DIVERGED
     assert taken == [8, 9, 10] * 2

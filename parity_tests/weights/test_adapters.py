@@ -36,8 +36,8 @@ def test_a_merge_rounds_once(dtype: str, unit: float, tmp_path: Path) -> None:
     rounded before it is added is not."""
     folder, config, state = run_with_adapters(tmp_path, "gpt2", "*.attn,blocks.1")
     p, scale, rounded_first = state.params, config.model.lora_scale, 0
-    files = checkpoint.newest_weight_files(folder / "run", pytest.fail)
-    weights = open_weights(files, config.model)
+    file = checkpoint.newest_weight_file(folder / "run", pytest.fail)
+    weights = open_weights(file, config.model)
     for name in p:
         module = name.removesuffix(".weight")
         if f"{module}.lora_a" not in p:

@@ -3,7 +3,6 @@
 import json
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from lockstep.train import sampling
 from lockstep.weights import init
 from lockstep.weights.export import export
 from parity_tests.pair import FRAMEWORKS, start, toy
-from parity_tests.runs.checkpoints import save_parts
 from parity_tests.weights.folders import FAMILIES, config_of, make, run_of, tensors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -220,13 +218,3 @@ def test_what_transformers_has_not_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of gpt2, .* has .*bias False"):
         export(tmp_path / "run", tmp_path / "back", step=None, dtype="", warn=pytest.fail)
     assert not (tmp_path / "back").exists()
-
-
-def test_a_run_of_several_processes_is_exported(tmp_path: Path) -> None:
-    """Whose checkpoint is in parts."""
-    there = make(tmp_path / "there", "gpt2")
-    state = run_of(tmp_path / "run", "torch", config_of(there, policy="fp32"))
-    save_parts(tmp_path / "run", replace(state, step=1))
-    assert len(checkpoint.newest_weight_files(tmp_path / "run", pytest.fail)) == 3
-    export(tmp_path / "run", tmp_path / "back", step=1, dtype="", warn=pytest.fail)
-    assert tensors(tmp_path / "back") == tensors(there)

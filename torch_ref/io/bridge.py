@@ -11,16 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
-from lockstep.model.state import Part, TrainState, histories
-from lockstep.run.pieces import piece_name
-from lockstep.train import desync
+from lockstep.model.state import TrainState, histories
 
 from ..extra.formats.delayed import Delayed
-from ..extra.mesh.mesh import OnMesh, divide, like, local, place, whole
-from ..extra.mesh.processes import process_count, rank, tell_all
+from ..extra.mesh.mesh import OnMesh, divide, first_row, like, local, whole
 from ..step import Trainer
-
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of a number's bits, by its bytes
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -44,7 +39,7 @@ def to_canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> Arrays:
 
 def from_canonical(array: np.ndarray, tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """Reads only this device's part, with a tensor's dtype and placement."""
-    start, rows = place(tensor, mesh)[0], len(local(tensor)) if tensor.ndim else 0
+    start, rows = first_row(tensor, mesh), len(local(tensor)) if tensor.ndim else 0
     return like(tensor, from_numpy(array[start : start + rows] if tensor.ndim else array[...]))
 
 
@@ -75,39 +70,16 @@ def load(trainer: Trainer, state: TrainState) -> None:
             }
 
 
-def pieces(tensors: Mapping[str, Tensor], mesh: DeviceMesh | None) -> Arrays:
-    """Returns the pieces that this process writes; replicas of a tensor take turns."""
-    found = {}
-    for number, (name, tensor) in enumerate(tensors.items()):
-        array, (start, turn, turns) = local(tensor.detach()), place(tensor, mesh)
-        if array.numel() and turn == number % turns:
-            found[piece_name(name, [start, 0, 0][: array.ndim])] = to_numpy(array)
-    return found
-
-
-def desynced(trainer: Trainer) -> list[int]:
-    """The processes whose weights are not those of the others with this part."""
+def save(trainer: Trainer) -> TrainState:
+    """The canonical state, copied to the host; every process calls it."""
     divide(trainer.model)
-    places, sums = [], []
-    for name, parameter in trainer.model.named_parameters():
-        array = local(parameter.detach())
-        places.append((name, place(parameter, mesh_of(trainer))[0], array.numel()))
-        sums.append(array.view(INTEGERS[array.itemsize]).sum(dtype=torch.int64))
-    return desync.ask(places, torch.stack(sums).tolist(), tell_all)
-
-
-def save(trainer: Trainer, *, part: bool = False) -> TrainState:
-    """The canonical state, or this process's part of it, copied to the host."""
-    divide(trainer.model)
-    whole = partial(to_canonical, config=trainer.config.model)
-    copy = partial(pieces, mesh=mesh_of(trainer)) if part else whole
     named, trained = dict(trainer.model.named_parameters()), trainer.params
     moments, amaxes = trainer.optimizer.state, {}
     if isinstance(trainer, Delayed):
         amaxes = {n: to_numpy(trainer.amaxes[n]) for n in trainer.config.dtypes.histories}
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (
-        copy(tensors)
+        to_canonical(tensors, trainer.config.model)
         for tensors in (
             named,
             {name: moments[p]["exp_avg"] for name, p in trained.items()},
@@ -123,5 +95,4 @@ def save(trainer: Trainer, *, part: bool = False) -> TrainState:
         loss_scale=scaler["scale"],
         good_steps=scaler["_growth_tracker"],
         amaxes=amaxes,
-        part=Part.of(trainer.config, rank(), process_count()) if part else None,
     )

@@ -77,7 +77,7 @@ def place_rows(batch: Batch, mesh: Mesh) -> Batch:
     return batch.map_arrays(place)
 
 
-def own_rows(count: int, mesh: Mesh | None) -> np.ndarray | None:
+def local_rows(count: int, mesh: Mesh | None) -> np.ndarray | None:
     """Returns the rows of a batch that this process's devices take; None: all."""
     if mesh is None or count % mesh.size:
         return None

@@ -1,29 +1,24 @@
-"""The processes of one run: `lockstep.cli.processes` says to each of them which it is; these meet
-at an address, and talk over what process 0 starts there (service.py)."""
+"""The processes of one run: numbered by `lockstep.cli.processes`, connected by jax.distributed."""
 
 import itertools
 import os
 import sys
 import threading
-from contextlib import suppress
-from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import jax
-from jax._src.clusters import ClusterEnv
-from jax._src.distributed import global_state  # the service's client has no public name
+import numpy as np
+from jax._src.distributed import global_state  # the coordination client has no public name
 from jax.errors import JaxRuntimeError
+from jax.experimental import multihost_utils
 
 from lockstep.errors import UserError
-from lockstep.process import start_module
-from lockstep.train.watch import end_process
-
-from .service import LEAVING, NEVER
+from lockstep.exits import MISTAKE
 
 MEETING = 60  # seconds that processes wait for each other at the start
+PATIENCE = 30 * 60  # seconds: a process may wait while another one saves or compiles
 
 rounds = itertools.count()
-started: list[Popen[Any]] = []  # the service, by process 0: it ends when they are let go of
 
 
 def process_count() -> int:
@@ -35,116 +30,76 @@ def rank() -> int:
     return int(os.environ.get("JAX_PROCESS_ID", "0"))
 
 
-def service() -> Any:
-    """Returns the client of the coordination service; several threads may wait on it."""
-    return global_state.client
-
-
 def join() -> None:
-    """Meets the other processes of the run, before a device is used.
+    """Connects to the other processes of the run, before a device is used.
 
     Raises:
         UserError: they have not met in time.
     """
     if process_count() == 1 or jax.distributed.is_initialized():
         return
-    given = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     problem = f"process {rank()} of {process_count()} has not met the others"
-    problem = f"--coordinator {given or 'auto'}: {problem}"
+    problem = f"--coordinator {address or 'auto'}: {problem}"
     remedy = f"start them all within {MEETING} seconds, with one free port"
-    # The library ends the process with a stack trace.
-    patience = threading.Timer(MEETING, end_process, [f"error: {problem}; {remedy}"])
-    patience.daemon = True
-    patience.start()
+    # When its own time is over, the library aborts with a stack trace.
+    timer = threading.Timer(MEETING, end_process, [f"error: {problem}; {remedy}"])
+    timer.daemon = True
+    timer.start()
     try:
-        if rank() == 0:
-            start_service(given)
         jax.distributed.initialize(
-            given,
+            address,
             process_count(),
             rank(),
-            initialization_timeout=NEVER,
-            heartbeat_timeout_seconds=NEVER,
-            shutdown_timeout_seconds=LEAVING,
-            coordinator_bind_address="127.0.0.1:0",  # of a service that nobody uses
+            coordinator_bind_address=address,  # by default it listens on all addresses
+            initialization_timeout=2 * MEETING,
+            shutdown_timeout_seconds=PATIENCE,
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{problem} ({str(error).splitlines()[0]}); {remedy}") from None
     finally:
-        patience.cancel()
-    beat(0)
-    service().wait_at_barrier("joined", NEVER * 1000)  # then all have a count
+        timer.cancel()
 
 
-def start_service(given: str | None) -> None:
-    """Starts the service where process 0 was told to listen, or on all addresses, as JAX does
-    under a launcher.
-
-    Raises:
-        ValueError: no launcher that JAX knows says where.
-        RuntimeError: it cannot listen there.
-    """
-    detect = ClusterEnv.auto_detect_unset_distributed_params
-    address = given or detect(None, process_count(), rank(), [0], None, MEETING)[0]
-    if address is None:
-        raise ValueError("JAX finds no address in the launcher's variables; give HOST:PORT")
-    words = given or f"[::]:{address.rpartition(':')[2]}", str(process_count())
-    pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "text": True}
-    process: Any = start_module(
-        "jax_impl.extra.mesh.service", *words, start_new_session=True, **pipes
-    )
-    started.append(process)
-    if problem := process.stdout.readline().strip():
-        raise RuntimeError(problem)
+def end_process(line: str) -> None:
+    """Ends this process although its main thread waits in the library."""
+    print(line, file=sys.stderr, flush=True)
+    os._exit(MISTAKE)
 
 
 def leave(status: int) -> None:
-    """Ends the process, with the others."""
+    """Leaves the coordination service together with the other processes."""
     if process_count() == 1 or not jax.distributed.is_initialized():
         return
-    with suppress(JaxRuntimeError):  # one of them has failed alone
-        service().wait_at_barrier("leave", LEAVING * 1000)
-    sys.stdout.flush()
-    os._exit(status)
+    if status == MISTAKE:  # of this process alone, perhaps: the service ends the others
+        sys.stdout.flush()
+        os._exit(status)
+    jax.distributed.shutdown()
 
 
-def tell(text: str) -> str:
-    """Process 0's text, in all of them."""
+def broadcast(number: int) -> int:
+    """Returns process 0's number in all processes."""
     if process_count() == 1:
-        return text
-    name = f"told/{next(rounds)}"
-    if rank() == 0:
-        service().key_value_set(name, text)
-    return service().blocking_key_value_get(name, NEVER * 1000)
+        return number
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
-def tell_all(number: int) -> list[int]:
-    """Gathers one number from each process, by rank."""
-    client, name = service(), f"told/{next(rounds)}"
-    client.key_value_set(f"{name}/{rank()}", str(number))
-    names = [f"{name}/{each}" for each in range(process_count())]
-    return [int(client.blocking_key_value_get(each, NEVER * 1000)) for each in names]
+def any_rank(flag: bool) -> bool:
+    """Says if the flag is true in any process.
 
-
-def any_of(flag: bool) -> bool:
-    """Returns whether the flag is set in any process; the hosts agree, not their devices."""
+    The hosts exchange it by the coordination service, so that no process waits for its devices,
+    as it would with `multihost_utils`. All processes call it equally often: the n-th calls belong
+    together, and the service counts a barrier's uses.
+    """
     if process_count() == 1:
         return flag
-    name = f"any/{next(rounds)}"
+    client: Any = global_state.client
+    key = f"any_rank/{next(rounds)}"
     if flag:
-        service().key_value_set(name, "", allow_overwrite=True)
-    service().wait_at_barrier("any", NEVER * 1000)
+        client.key_value_set(key, "", allow_overwrite=True)
+    client.wait_at_barrier("any_rank", PATIENCE * 1000)
     try:
-        service().key_value_try_get(name)
-    except JaxRuntimeError:  # nobody has set it
+        client.key_value_try_get(key)
+    except JaxRuntimeError:  # no process has set it
         return False
     return True
-
-
-def beat(count: int) -> list[int]:
-    """Tells the others that this process has counted so far, and returns how far each has."""
-    if process_count() == 1:
-        return []
-    client = service()
-    client.key_value_set(f"beat/{rank():07d}", str(count), allow_overwrite=True)
-    return [int(value) for _, value in sorted(client.key_value_dir_get("beat/"))]

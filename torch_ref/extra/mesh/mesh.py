@@ -163,7 +163,7 @@ def place_batch(batch: Batch, device: torch.device, mesh: DeviceMesh | None) -> 
     """Starts the copy of a batch's arrays, or of this device's rows of them, to the device."""
 
     def place_rows(rows: Tensor) -> Tensor:
-        rows = own_rows(rows if rows.dtype == torch.bool else rows.long(), mesh)
+        rows = local_rows(rows if rows.dtype == torch.bool else rows.long(), mesh)
         if device.type in PINNED:
             rows = rows.contiguous().pin_memory()
         return rows.to(device, non_blocking=True)
@@ -171,7 +171,7 @@ def place_batch(batch: Batch, device: torch.device, mesh: DeviceMesh | None) -> 
     return batch.map_arrays(place_rows)
 
 
-def own_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def local_rows(tokens: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """(..., B, T or T+1) of all devices -> this device's rows.
 
     Rows that cannot be divided, such as a sample's, are on every device.
@@ -201,13 +201,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_part(tensor) else tensor
 
 
-def place(tensor: Tensor, mesh: DeviceMesh | None) -> tuple[int, int, int]:
-    """Says where this device's part begins on axis 0, and which it is of the devices that have
-    it."""
+def first_row(tensor: Tensor, mesh: DeviceMesh | None) -> int:
+    """Returns the index on axis 0 at which this device's shard begins."""
     if mesh is None or not is_part(tensor):
-        return 0, rank(), process_count()
+        return 0
     chunk = -(-len(tensor) // mesh["fsdp"].size())
-    return chunk * mesh["fsdp"].get_local_rank(), mesh["data"].get_local_rank(), mesh["data"].size()
+    return chunk * mesh["fsdp"].get_local_rank()
 
 
 def whole(tensor: Tensor) -> Tensor:
