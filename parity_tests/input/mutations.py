@@ -31,12 +31,12 @@ class Twice(NamedTuple):
 
 NUMBERS = ("0", "-1", "1", "2", "7", "-0.0", "0.5", "1.0", "1e999", "1e-999", "NaN", "-Infinity",
            "2147483648", "9223372036854775808", "1" + 30 * "0", 5000 * "9", "1e400000")  # fmt: skip
-TEXTS = ('""', '"x"', r'"\ud800"', r'"\u0000"', r'"\u001b[31m\r\n"', '"../../../etc/passwd"',
+TEXTS = ('""', '"x"', r'"\u0000"', r'"\u001b[31m\r\n"', '"../../../etc/passwd"',
          '"/dev/zero"', '"' + 5000 * "x" + '"')  # fmt: skip
 OTHERS = ("null", "true", "[]", "{}", "[1]", "[[]]", '{"a": 1}', '{"a": 1, "a": 2}', "[0, 0]",
           "[4611686018427387904]", f"[{69 * '1, '}1]", 60 * "[" + 60 * "]", 3000 * "[", "",
           60 * '{"a":' + "1" + 60 * "}")  # fmt: skip
-KEYS = ("", "x", "__metadata__", "../x", "/etc/passwd", "\0", "\ud800", "\x1b[31m", "é", 3000 * "a")
+KEYS = ("", "x", "__metadata__", "../x", "/etc/passwd", "\0", "\x1b[31m", "é", 3000 * "a")
 CODES = ("F64", "F32", "BF16", "F16", "I64", "I32", "F8_E4M3", "float64", "int32")
 HOSTILE = [*map(Raw, (*NUMBERS, *TEXTS, *OTHERS)), *CODES]
 LENGTHS = (0, 1, 10**8, 2**31, 2**63, 2**64 - 1)  # bytes of a safetensors header, as it claims
@@ -201,7 +201,7 @@ def _changed_values(draw: st.DrawFn, value: Any) -> Any:
     elif way == "rename":
         items[at] = (draw(st.sampled_from(KEYS) | st.text(max_size=5)), items[at][1])
     else:
-        digits = draw(st.sampled_from(["0", "1", "-1", 12 * "9", 30 * "9", "0,0,0", ""]))
+        digits = draw(st.sampled_from(["0", "1", "-1", 12 * "9", "0,0,0", ""]))
         items[at] = (re.sub(r"\d+(?!.*\d)", digits, items[at][0]), items[at][1])
     return dict(items) if type(value) is dict else items
 

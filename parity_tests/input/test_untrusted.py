@@ -1,10 +1,9 @@
-"""Absurd files are refused at once: hollow, deep, linked, none at all, huge by their own account.
+"""Malformed files are refused at once: not regular, not JSON, linked, too large.
 
 Every file of the forms that people exchange, and the files of a run.
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from parity_tests.input.hostile_runs import CONFIG, CONFIG_JSON, TRAIN, make_run
 from parity_tests.runs.checkpoints import state
 from parity_tests.tiers import tier
 
-TERABYTE = 1 << 40
 CASES = [(form, name) for form in FORMS for name in sorted(FORMS[form].made()[0])]
 JSON = [case for case in CASES if case[1].endswith(".json")]
 
@@ -35,31 +33,20 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run")
 
 
-def hollow(path: Path, begin: bytes = b"") -> None:
-    """A file that is all hole but for its beginning."""
-    path.write_bytes(begin)
-    os.truncate(path, TERABYTE)
-
-
 def make_folder(path: Path) -> None:
     path.mkdir()
 
 
 NO_FILES: dict[str, Callable[[Path], object]] = {
     "folder": make_folder,
-    "fifo": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "holes": hollow,
-    "holes after JSON": lambda path: hollow(path, b'{"a": "'),
-    "holes after a header": lambda path: hollow(path, bytes(8)),
     "nothing": lambda path: path.write_bytes(b""),
 }
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
 @pytest.mark.parametrize(("form", "name"), CASES)
-def test_what_is_no_file(form: str, name: str, kind: str, tmp_path: Path) -> None:
+def test_not_a_regular_file(form: str, name: str, kind: str, tmp_path: Path) -> None:
     place(FORMS[form].made()[0], tmp_path)
     path = tmp_path / "given" / name
     path.unlink()
@@ -71,14 +58,12 @@ def test_what_is_no_file(form: str, name: str, kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        b"[" * 10_000, b'{"a":' * 10_000, b"9" * 100_000, b'{"a": ' + b"9" * 100_000 + b"}",
-        b'{"format": 1, "format": 1}', b'{"format": NaN}', b'{"format": 1e999}', b"\xef\xbb\xbf{}",
-        b'{"format": "\xff"}', b"\0", b'{"format": "\\ud800"}', b"[]", b'"a"', b"null",
-        '{"a": 1}'.encode("utf-16"),
+        b"[" * 10_000, b"9" * 100_000, b'{"format": 1, "format": 1}', b'{"format": NaN}',
+        b'{"format": 1e999}', b'{"format": "\xff"}', b"[]", b"{",
     ],
     ids=lambda text: repr(text[:16]),
 )  # fmt: skip
-def test_json_that_is_none_of_ours(form: str, name: str, text: bytes, tmp_path: Path) -> None:
+def test_malformed_json(form: str, name: str, text: bytes, tmp_path: Path) -> None:
     """A map may have other fields, and so it is accepted where the JSON is."""
     accepted = FORMS[form].accepts({**FORMS[form].made()[0], name: text}, tmp_path)
     assert not accepted or (form == "map" and type(json.loads(text)) is dict)
@@ -195,13 +180,6 @@ def test_the_deepest_model_has_a_record_and_a_header_that_are_read(tmp_path: Pat
     path = checkpoint.save(tmp_path, initial, keep=1)
     with limit(seconds=30):
         assert len(checkpoint.load(path).params) == len(initial.params)
-
-
-def test_a_file_with_a_small_hole_is_read(tmp_path: Path) -> None:
-    """A file system may have made it."""
-    (tmp_path / "a").write_bytes(b"a")
-    os.truncate(tmp_path / "a", 1 << 20)
-    untrusted.open_regular(tmp_path / "a").close()
 
 
 def test_untrusted_text_does_not_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
