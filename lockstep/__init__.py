@@ -4,4 +4,4 @@ Nothing in this package imports jax or torch, directly or through a dependency;
 `parity_tests/house/test_neutrality.py` holds it to that.
 """
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
