@@ -3,6 +3,7 @@
 Each command of the project, with the invocations of `parity_tests.input.wrong`.
 """
 
+import argparse
 import contextlib
 import importlib
 import os
@@ -47,7 +48,47 @@ def trainer_words(flags: str) -> list[str]:
     return flags.split() + ([] if given else ["--data", "text.txt"])
 
 
+# Integers that may be below 1, or must be above it, and their lowest values.
+LOWEST = {"--vocab": 2} | dict.fromkeys(
+    ("--lora-rank", "--warmup", "--seed", "--eval-every", "--save-every", "--norms"), 0
+)
+
+
+def wrong_values(action: argparse.Action) -> list[tuple[str, list[str]]]:
+    """Values that a flag of a trainer refuses by its definition, and what the line must say."""
+    flag, choices = action.option_strings[-1], str(action.metavar).split("|")
+    if action.metavar == "N":
+        below = str(LOWEST.get(flag, 1) - 1)
+        return [("1.5", ["'1.5'", "whole number"]), (below, [below, "must be"])]
+    if action.metavar == "X" and flag != "--error":
+        refused = [(text, [text, "must be"]) for text in ("nan", "inf", "-1")]
+        return [("fast", ["'fast'", "number"]), *refused]
+    if len(choices) > 1 and choices[-1].islower() and not choices[0].isupper():
+        return [("no-such", ["no-such", "use", *choices])]
+    return []
+
+
+def generated_cases(trainer: str) -> Iterator[Case]:
+    for action in trainers.trainer_parser(trainer)._actions:
+        flag = action.option_strings[-1]
+        if action.nargs != 0:
+            yield trainer, [flag], [flag, "expected one argument"]
+        if flag not in ("--processes", "--process-id"):  # which need --coordinator
+            for value, said in wrong_values(action):
+                yield trainer, trainer_words(f"{flag} {value}"), [flag, *said]
+
+
+def test_each_kind_of_flag_has_generated_cases() -> None:
+    """The cases are read off the parser: here are some of what they must contain."""
+    tried = {" ".join(words[:2]) for _, words, _ in generated_cases("jax_impl.train")}
+    assert tried >= {
+        "--n-layer 0", "--vocab 1", "--seed -1", "--lr nan", "--beta2 -1", "--steps 1.5",
+        "--clip fast", "--remat no-such", "--device no-such", "--track no-such",
+    }  # fmt: skip
+
+
 CASES: list[Case] = [
+    *(case for name in TRAINERS for case in generated_cases(name)),
     *((name, trainer_words(flags), said) for name in TRAINERS for flags, said in wrong.TRAINER),
     *(("torch_ref.train", words, said) for words, said in wrong.ODD_TEXT),
     *(("lockstep", words, said) for words, said in wrong.LOCKSTEP),

@@ -1,6 +1,8 @@
 """Wrong invocations of each command, and what the line must say: field, value, word of the remedy.
 
-They are made in the folder that `parity_tests.input.wrong_place` prepares. Each rule has one row.
+They are made in the folder that `parity_tests.input.wrong_place` prepares. Each rule has one row;
+what a flag of a trainer refuses by its type, its choices or its lowest value has none: those cases
+are generated from the parser (`test_bad_input.py`).
 """
 
 HUGE = "1" + 400 * "0"  # more than a float can be
@@ -43,35 +45,15 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--polcy bf16", ["--polcy", "--policy"]),
     ("--nonsense", ["--nonsense", "unknown", "--"]),
     ("stray", ["stray", "--help"]),
-    ("--steps", ["--steps", "expected one argument"]),
-    ("--steps ten", ["--steps", "'ten'", "whole number"]),
-    ("--lr fast", ["--lr", "'fast'", "number"]),
     ("--d-model 100 --n-head 3", ["--d-model", "100", "--n-head", "99 or 102"]),
     ("--d-model 12 --n-head 4", ["--n-head", "4", "even"]),
-    ("--n-layer 0", ["--n-layer", "0", "from 1"]),
-    ("--n-head -1", ["--n-head", "-1", "from 1"]),
-    ("--context 0", ["--context", "0", "from 1"]),
-    ("--vocab 1", ["--vocab", "1", "from 2"]),
     ("--dropout 1", ["--dropout", "1", "below 1"]),
-    ("--batch-size 0", ["--batch-size", "0", "from 1"]),
-    ("--accum 0", ["--accum", "0", "from 1"]),
-    ("--steps 0", ["--steps", "0", "from 1"]),
     ("--lr 0", ["--lr", "0", "above 0"]),
-    ("--lr nan", ["--lr", "nan"]),
     ("--min-lr 1", ["--min-lr", "1", "--lr"]),
     ("--clip 0", ["--clip", "0", "above 0"]),
     ("--warmup 501", ["--warmup", "501", "500"]),
-    ("--schedule step", ["--schedule", "step", "linear"]),
-    ("--weight-decay -1", ["--weight-decay", "-1", "at least 0"]),
     ("--beta1 1", ["--beta1", "1", "below 1"]),
-    ("--beta2 nan", ["--beta2", "nan"]),
-    ("--seed -1", ["--seed", "-1"]),
-    ("--eval-every -1", ["--eval-every", "-1"]),
-    ("--save-every -5", ["--save-every", "-5"]),
-    ("--keep 0", ["--keep", "0"]),
-    ("--track neptune", ["--track", "neptune", "wandb"]),
     ("--track mlflow", ["--track", "mlflow", "pip install 'lockstep-gpt[mlflow]'"]),
-    ("--norms -1", ["--norms", "-1", "at least 0"]),
     ("--eval-data text.txt", ["--eval-data", "text.txt", "NAME=FILE"]),
     ("--eval-data a/b=text.txt", ["--eval-data", "a/b=text.txt", "letters"]),
     ("--eval-data a=text.txt --eval-data a=big", ["--eval-data", "a=big", "rename"]),
@@ -81,9 +63,6 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--loss-scale-init 0", ["--loss-scale-init", "0"]),
     ("--loss-scale-init 1000", ["--loss-scale-init", "1000", "power of two"]),
     ("--loss-scale-factor 1", ["--loss-scale-factor", "1", "above 1"]),
-    ("--loss-scale-interval 0", ["--loss-scale-interval", "0"]),
-    ("--remat everything", ["--remat", "everything", "block"]),
-    ("--device abacus", ["--device", "abacus", "cuda", "xpu"]),
     ("--numerics strict --attention fused", ["--attention", "fused", "reference"]),
     ("--numerics strict --compile --dropout 0.1", ["--compile", "dropout"]),
     (f"--steps {HUGE}", ["--steps", HUGE, "from 1 to 10000000"]),
@@ -98,7 +77,6 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--data empty.txt", ["--data", "empty.txt", "empty"]),
     ("--data notes.md", ["--data", "notes.md", ".txt"]),
     ("--data strange.jsonl", ["strange.jsonl", "only 0 rows", "neither text nor messages"]),
-    ("--data text.txt --rows sideways", ["--rows", "sideways", "pack"]),
     ("--data text.txt --rows pack", ["--rows", "pack", "use stream"]),
     ("--data big --rows pad", ["--rows", "pad", "use stream"]),
     ("--data text.txt --tokenizer half", ["--tokenizer", "half", "tokenizer.json"]),
