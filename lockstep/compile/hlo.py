@@ -138,11 +138,15 @@ class Module:
 
 
 STARTS = {"copy-start": 0, "slice-start": -2}  # and which of its results is the copy
+# XLA of jax 0.11 and later starts some fusions asynchronously, those that slice out of stacked
+# layers for one. The start names the computation that runs, and is read as a fusion; what waits
+# for it moves nothing.
+ASYNC_FUSION = "fusion-start"
 # They move nothing: names, views and marks.
 FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id",
     "replica-id", "opt-barrier", "async-done", "async-update", "copy-done", "slice-done",
-    "domain",
+    "domain", "fusion-update", "fusion-done",
     "all-gather-done", "reduce-scatter-done", "all-reduce-done", "collective-permute-done",
 }  # fmt: skip
 
@@ -176,8 +180,9 @@ def _instruction(line: str, computation: str) -> Instruction:
         (inside,) if opcode[1] in ("parameter", "constant") else tuple(OPERAND.findall(inside))
     )
     shapes = tuple(_shape(*found) for found in PLACED.findall(right[:end]))
+    kind = "fusion" if opcode[1] == ASYNC_FUSION else opcode[1]
     root, name = left.startswith("ROOT "), left.removeprefix("ROOT ").removeprefix("%")
-    return Instruction(name, shapes, opcode[1], operands, right[close:], computation, root)
+    return Instruction(name, shapes, kind, operands, right[close:], computation, root)
 
 
 def _shape(dtype: str, dims: str, layout: str) -> HloShape:

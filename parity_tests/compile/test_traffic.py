@@ -112,3 +112,21 @@ def test_the_report_adds_up_and_merges_layers() -> None:
     assert "attention 0.00 MB" in text and "rest: turned" in text
     facts = report.as_json(program, H100, [])
     assert facts["bytes_by_group"] == groups and len(facts["largest"]) == 5
+
+
+def test_asynchronous_fusion_counts_as_a_fusion_that_runs_once() -> None:
+    """A start has its operands, its results and a token for shapes; -done has the results."""
+    plain = "%casted = bf16[64,8]{1,0} fusion(%x), kind=kLoop, calls=%narrow"
+    tuples = "((f32[8,64]{1,0}), bf16[64,8]{1,0}, u32[])"
+    lines = [
+        f"%casted-start = {tuples} fusion-start(%x), kind=kLoop, calls=%narrow",
+        f"%casted-update = {tuples} fusion-update(%casted-start)",
+        "%casted = bf16[64,8]{1,0} fusion-done(%casted-update)",
+    ]
+    text = STEP.replace(plain, "\n  ".join(lines))
+    assert text != STEP
+
+    def count(text: str) -> list[tuple[int, int]]:
+        return [(k.bytes, k.times) for k in traffic.kernels(hlo.read(text), H100)]
+
+    assert count(text.replace("metadata", "other")) == count(STEP.replace("metadata", "other"))
