@@ -15,7 +15,7 @@ from jax._src.lib import _jax
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.autotune import NONE
 from lockstep.doctor.inside import fastest, gather
-from lockstep.doctor.machine import capability
+from lockstep.nvidia import read_capability
 
 from ..extra.capabilities import compiles_float16, find_capabilities
 
@@ -34,7 +34,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def _device(device: jax.Device) -> dict[str, Any]:
-    number = capability(str(getattr(device, "compute_capability", "")))
+    number = read_capability(str(getattr(device, "compute_capability", "")))
     memory = device.memory_stats() or {}
     total, used = memory.get("bytes_limit"), memory.get("bytes_in_use")
     return {

@@ -4,12 +4,12 @@ import os
 import platform
 import re
 import socket
-import subprocess
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from lockstep.doctor.facts import DeviceReport, Machine
+from lockstep.nvidia import query_gpus, read_capability
 from lockstep.process import WAITING
 
 PACKAGES = re.compile(r"(jax|jaxlib|jax-cuda\d+-\w+|flax|optax|jmp|torch|triton|nvidia-.+)$")
@@ -27,7 +27,7 @@ VARIABLES = (
     "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "OMP_NUM_THREADS", *WAITING,
 )  # fmt: skip
 DRIVER = Path("/proc/driver/nvidia/version")
-QUERY = "driver_version,name,compute_cap,memory.total,memory.free"
+QUERY = ("driver_version", "name", "compute_cap", "memory.total", "memory.free")
 
 
 def read() -> Machine:
@@ -66,29 +66,13 @@ def nvidia() -> tuple[str, tuple[DeviceReport, ...], str]:
     about = DRIVER.read_text(encoding="utf-8") if DRIVER.exists() else ""
     loaded = re.search(r"  (\d+\.[\d.]+)  ", about)
     version = loaded[1] if loaded else ""
-    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except FileNotFoundError:
-        return version, (), ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return version, (), str(error)
-    if done.returncode:
-        return version, (), " ".join((done.stdout + done.stderr).split())
-    cells = ([cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines())
-    rows = [row for row in cells if len(row) == len(QUERY.split(","))]
+    rows, error = query_gpus(*QUERY)
     gpus = tuple(
-        DeviceReport(name=name, platform="cuda", capability=capability(cap), total=_mib(total),
+        DeviceReport(name=name, platform="cuda", capability=read_capability(cap), total=_mib(total),
                free=_mib(free))
         for _, name, cap, total, free in rows
     )  # fmt: skip
-    return rows[0][0] if rows else version, gpus, ""
-
-
-def capability(text: str) -> tuple[int, int] | None:
-    """ "8.0" -> (8, 0); None for any other text."""
-    parts = re.fullmatch(r"(\d+)\.(\d+)", text)
-    return (int(parts[1]), int(parts[2])) if parts else None
+    return rows[0][0] if rows else version, gpus, error
 
 
 def _mib(text: str) -> int | None:

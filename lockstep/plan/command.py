@@ -12,17 +12,16 @@ from lockstep.config.fields import flag_name
 from lockstep.devices import Device
 from lockstep.errors import require, require_range
 from lockstep.exits import DONE
-from lockstep.flags import add_command, add_optional, add_switch
+from lockstep.flags import add_command, add_number, add_optional, add_switch
 from lockstep.plan import (
-    here,
     memory,
+    race,
     rates,
     recommend,
     report,
     roofline,
     shape,
     sizes,
-    timing,
     trainer,
     world,
 )
@@ -33,7 +32,7 @@ LARGE = 100_000_000  # parameters, from which a step has half a million tokens, 
 TOKENS = (2**16, 2**19)  # a step's, below and from LARGE
 PROGRAMS = {"jax": "jax", "torch": "eager"}  # that are planned for several devices
 COMPILES = ("cuda", "rocm", "xpu")  # platforms on which PyTorch's compiler has Triton
-BEST = 3  # candidates that --measure times
+ON_CPU = "a CPU's memory and time are not predicted; add --measure, which times them here"
 TOGETHER = ("link", "inter", "per_machine")  # flags of `--devices`
 
 
@@ -42,24 +41,26 @@ def add(commands: Any) -> None:
     sub = add_command(
         commands, "plan", _plan,
         "Predicts memory and time of a training step for each policy and remat mode,\n"
-        "and recommends one. Imports no framework; --measure times the best three here.\n"
-        "A CPU is not predicted; it needs --measure.",
+        "and recommends one; imports no framework. --measure predicts nothing: it races\n"
+        "JAX and PyTorch on this machine, a GPU or a CPU, for ten minutes.",
         "lockstep plan --model gpt2 --device h200",
         "lockstep plan --model DIR --device a100-80 --tokens 1e9 --price 1.8",
         "lockstep plan --model 1b --device h100 --devices 16 --inter 25",
-        "lockstep plan --model 10m --device cpu --measure",
+        "lockstep plan --model gpt2 --measure --out rows.jsonl",
     )  # fmt: skip
     add = partial(add_optional, sub)
     links = "|".join(world.NAMES)
     add("--model", "NAME", f"{', '.join(PRESETS)}; a folder as for the trainers' --init; or a "
         "Hugging Face config.json", required=True)  # fmt: skip
-    add("--device", "NAME", ", ".join([*devices.DEVICES, here.CPU]), required=True)
+    add("--device", "NAME", f"{', '.join(devices.DEVICES)}; with --measure only {race.CPU} "
+        "(default: an NVIDIA GPU if there is one)")  # fmt: skip
     add("--memory", "GB", "the device's memory (default: its data sheet's)", float)
     add("--context", "T", "tokens a sequence (default: the model's)", int)
     add("--tokens-per-step", "N", f"tokens in an optimizer step (default: {TOKENS[0]}; from "
-        f"{LARGE // 10**6} M parameters {TOKENS[1]}; on a CPU one micro-batch)", int)  # fmt: skip
-    add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; on a CPU "
-        f"{here.ROWS})", int)  # fmt: skip
+        f"{LARGE // 10**6} M parameters {TOKENS[1]}; with --measure a micro-batch)",
+        int)  # fmt: skip
+    add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; with --measure at "
+        f"most {race.MOST_ROWS}, on a CPU {race.FEW_ROWS})", int)  # fmt: skip
     for name, known in (("policy", recommend.CANDIDATES), ("remat", recommend.REMAT)):
         add(f"--{name}", "NAMES", f"consider only these of {','.join(known)} (default: all)")
     add("--loss-chunks", "N|auto", "chunks of head and loss, as in the trainers (default: chosen)")
@@ -67,7 +68,9 @@ def add(commands: Any) -> None:
     add("--price", "X", "price of the device for an hour, in any unit; prints the run's cost "
         "(default: not asked)", float)  # fmt: skip
     add("--framework", "|".join(twin.MODULES), "plan only this one (default: both)")
-    add_switch(sub, "--measure", "time the best three on this machine")
+    add_switch(sub, "--measure", "race the programs on this machine")
+    add_number(sub, "--minutes", race.MINUTES, "with --measure: when it ends")
+    add("--out", "FILE", "with --measure: keep the rows, as JSON lines")
     add("--devices", "N", "compare the meshes of this many devices (default: one)", int)
     add("--link", links, "rate between devices of a machine, one direction (default: nvlink if "
         "the device has it, else pcie)")  # fmt: skip
@@ -77,17 +80,16 @@ def add(commands: Any) -> None:
 
 
 def _plan(given: argparse.Namespace) -> int:
-    on_cpu = given.device.lower() == here.CPU
-    if not on_cpu:
-        device = devices.find(given.device)
-    model = shape.of(given.model, given.context)
     _check(given)
-    if on_cpu:
-        here.check(given)
-        names = list(twin.MODULES) if given.framework is None else [given.framework]
-        twin.require_known(names[0])
-        plans = [here.plan(given, model, name) for name in names]
-        return _print(given, {"shape": vars(model), "plans": plans}, report.measured(model, plans))
+    model = shape.of(given.model, given.context)
+    if given.measure:
+        race.check(given)
+        raced = race.run(given, model)
+        return _print(given, {"shape": vars(model), **raced}, report.race_table(raced))
+    remedy = f"name what to predict, or give --measure; one of {', '.join(devices.DEVICES)}"
+    require(given.device is not None, "--device", "missing", remedy)
+    require(given.device.lower() != race.CPU, "--device", given.device, ON_CPU)
+    device = devices.find(given.device)
     given.policy = recommend.read_names("--policy", given.policy, recommend.CANDIDATES)
     given.remat = recommend.read_names("--remat", given.remat, recommend.REMAT)
     if given.memory is not None:
@@ -129,9 +131,10 @@ def _check(given: argparse.Namespace) -> None:
             require(0 < value < float("inf"), f"--{name}", value, "must be above 0")
     if given.price is not None:
         require(given.tokens is not None, "--price", given.price, "of how many --tokens? give both")
-    if given.measure:
-        remedy = "only a preset can be trained; drop --measure"
-        require(given.model in PRESETS, "--measure", given.model, remedy)
+    if not given.measure:
+        require(given.out is None, "--out", given.out, "is of --measure; give both")
+    if given.framework is not None:
+        twin.require_known(given.framework)
     if given.devices is None:
         for name in TOGETHER:
             value = getattr(given, name)
@@ -165,11 +168,6 @@ def plan(model: Shape, device: Device, framework: str, tokens: int, given: argpa
         result["command"] = trainer.command(given, best.setting)
         result["sizes"] = sizes.check(model, best.setting, device)
         result |= trainer.run_cost(given, best.setting.tokens(model) / best.seconds)
-        if given.measure:
-            result["measured"] = [
-                describe(model, device, c) | timing.measure(trainer.command(given, c.setting))
-                for c in ordered[:BEST]
-            ]
     return result
 
 

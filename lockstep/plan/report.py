@@ -9,6 +9,7 @@ from lockstep.config.policy import POLICIES
 from lockstep.devices import Device
 from lockstep.plan import rates, sizes
 from lockstep.plan.recommend import ALL_AT_ONCE, SAME
+from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
 from lockstep.plan.world import Links
 
@@ -21,6 +22,8 @@ COMPARED = {"jax": "JAX, which is compiled,", "compiled": "compiled PyTorch",
             "eager": "eager PyTorch"}  # fmt: skip
 PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum", "moments": "Adam",
          "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
+RACE_ROW = "{:17}{:8}{:7}{:>12}{:>10}{:>6}{:>12}  {}"
+LARGEST_SPREAD = 0.05  # between the quartiles of steps of an undisturbed run, relative
 MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 MESH_ASSUMPTIONS = """\
 Memory of one device at its own peak; other trainers may need less than what is assumed here.
@@ -144,15 +147,47 @@ def _many_predicted(model: Shape, device: Device, count: int, plan: dict[str, An
     )
 
 
-def measured(model: Shape, plans: list[dict[str, Any]]) -> str:
-    """Writes the rates and peaks that were measured on a CPU."""
-    found = [f"{_sizes(model)}\ncpu: nothing is predicted; each was trained here for a few steps"]
-    for each in plans:
-        found += ["", *(_measurement(each["framework"], row) for row in each["measured"])]
-        if each["recommended"]:
-            found.append(f"recommended: {shlex.join(each['command'])}")
-            found += _cost(each)
-    return "\n".join(found)
+def race_head(model: Shape, machine: str, first: Setting, minutes: float) -> str:
+    """Writes what is raced: the model, the machine, and the tokens in a step."""
+    batch = f"{first.accum} x {first.rows} sequences a step"
+    return f"{_sizes(model)}\n{machine}: {batch}, at most {minutes:g} minutes"
+
+
+def race_line(rows: list[dict[str, Any]]) -> str:
+    """Writes the last cell, and the answer so far."""
+    row = rows[-1]
+    line = f"{LABELS[row['program']]}, {row['policy']}, remat {row['remat']}: "
+    if "failed" in row:
+        return line + row["failed"]
+    fastest = max(each.get("tokens_per_second", 0) for each in rows)
+    share = row["tokens_per_second"] / fastest
+    so_far = "the fastest so far" if share == 1 else f"{share:.2f} of the fastest so far"
+    return f"{line}{row['tokens_per_second']:,.0f} tokens/s, {so_far}"
+
+
+def race_table(content: dict[str, Any]) -> str:
+    """Writes the race's results, the fastest first, and the command to run."""
+    able = [row for row in content["rows"] if "failed" not in row]
+    if not able:
+        return "\nnothing ran: see the reasons above; --micro-batch 1 needs the least memory"
+    able.sort(key=lambda row: -row["tokens_per_second"])
+    head = RACE_ROW.format("program", "policy", "remat", "tokens/s", "relative", "MFU", "peak", "")
+    lines = ["", head.rstrip()]
+    for row in able:
+        share, mfu = row["tokens_per_second"] / able[0]["tokens_per_second"], row["mfu"]
+        loose = row["spread"] > LARGEST_SPREAD
+        lines.append(RACE_ROW.format(
+            LABELS[row["program"]], row["policy"], row["remat"],
+            f"{row['tokens_per_second']:,.0f}", f"{share:.2f}", f"{mfu:.0%}" if mfu else "-",
+            _size(row["peak_bytes"]),
+            f"steps spread by {row['spread']:.0%}: something else ran?" if loose else "",
+        ).rstrip())  # fmt: skip
+    lines.append(f"\nrun: {shlex.join(able[0]['command'])}")
+    return "\n".join([*lines, *_cost(content)])
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
 def _sizes(shape: Shape) -> str:
@@ -181,9 +216,7 @@ def _plan(plan: dict[str, Any]) -> str:
              *(f"  {line}" for line in _errors(plan["errors"]))]  # fmt: skip
     if plan["sizes"]:
         lines.append(f"  {sizes.text(plan['sizes'])}")
-    lines += _cost(plan)
-    lines += [f"  {_measurement(label, row)}" for row in plan.get("measured", [])]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_cost(plan)])
 
 
 def _errors(errors: dict[str, Any]) -> list[str]:
@@ -219,18 +252,6 @@ def _row(row: dict[str, Any], unit: int) -> str:
         *(f"{size / unit:,.{2 if unit == GIB else 0}f}" for size in sizes),
         f"{row['predicted_seconds']:.3g}", f"{row['predicted_tokens_per_second']:,.0f}", remark,
     ).rstrip()  # fmt: skip
-
-
-def _measurement(framework: str, row: dict[str, Any]) -> str:
-    batch = f"{row['accum']} x {row['rows']}"
-    what = f"measured here: {framework}, {row['policy']}, remat {row['remat']}, {batch}: "
-    if "failed" in row:
-        return what + row["failed"]
-    predicted = row.get("predicted_tokens_per_second")
-    beside = "" if predicted is None else f" ({predicted:,.0f} predicted)"
-    peak = row["peak_bytes"]
-    size = f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB"
-    return f"{what}{row['tokens_per_second']:,.0f} tokens/s{beside}, peak {size}"
 
 
 def _meshes(plan: dict[str, Any]) -> str:
@@ -278,7 +299,7 @@ def assumptions(device: Device) -> str:
         f"{share.rest:.0%}, and attention at {share.attention:.0%}.\n"
         f"This device: {proof(device)}.\n"
         "Memory: fitted to compiled (JAX) and traced (torch) programs for H100, A100 and T4; of "
-        "compiled torch counted. The command `compile` asks about one, --measure times the best "
-        "here.\n"
+        "compiled torch counted. The command `compile` asks about one, --measure races "
+        "them here.\n"
         "docs/plan.md holds all of it against published runs, the worst first."
     )

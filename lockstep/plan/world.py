@@ -21,7 +21,7 @@ from lockstep.plan.shape import Shape
 INFINIBAND = 50e9  # bytes a second, one way: one NDR port, of 400 Gb/s, for each device
 NAMES = ("nvlink", "pcie", "infiniband", "GB/s")
 PER_MACHINE = 8
-ALONE = ("measure", "price", "tokens")  # flags of a plan for one device
+ALONE = ("price", "tokens")  # flags of a plan for one device
 
 
 @dataclass(frozen=True, kw_only=True)
