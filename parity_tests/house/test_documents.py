@@ -86,11 +86,6 @@ def test_cited_decisions_exist() -> None:
             assert (ROOT / "docs" / "decisions" / page).exists(), file
 
 
-def test_what_is_gone_is_seen() -> None:
-    gone = "`jax_impl/optim.py:sgd` and `jax_impl/none.py:adamw`, `test_none.py`, [x](docs/none.md)"
-    assert len(missing(gone + ", `lockstep/none.py`, `none/`, [y](README.md#none)", ROOT)) == 7
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_parses(document: Path) -> None:
     found = commands_in(document.read_text())
@@ -98,42 +93,13 @@ def test_every_command_parses(document: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    page = (
-        "    $ A=1 lockstep plan --model \\\n        gpt2   # why\n    run -m torch_ref.train &\n"
-    )
-    assert commands_in(page) == ["lockstep plan --model gpt2", "-m torch_ref.train"]
-    assert len(commands_in((ROOT / "docs" / "benchmarks.md").read_text())) > 10
-
-
-@pytest.mark.parametrize("wrong", [
-    "lockstep curves jax:bf16 torch:bf16 --bug none-such",
-    "lockstep curves jax:bf17 torch:bf16",
-    "lockstep curves jax:bf16 torch:bf16 --remat all",
-    "lockstep sensitivity --polcy bf16",
-    "python -m torch_ref.train --model tiny --policy fp16 --loss-scale-init 3",
-    "python -m benchmarks.run nothing",
-    "python -m benchmarks.nothing",
-    "python -m benchmarks.run cpu --nothing",
-])  # fmt: skip
-def test_a_wrong_command_is_seen(wrong: str) -> None:
-    assert refusal(wrong)
+    assert sum(len(commands_in(document.read_text())) for document in DOCUMENTS) > 50
 
 
 @pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.name)
 def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text()
     assert documents.render_blocks(text) == text, "write them anew: python -m benchmarks.documents"
-
-
-def test_the_documents_with_tables_are_found() -> None:
-    names = {path.name for path in documents.DOCUMENTS}
-    assert {"README.md", "results.md", "parity.md", "benchmarks.md"} <= names
-
-
-def test_a_figure_changed_by_hand_is_seen() -> None:
-    text = documents.render_blocks("<!-- table power -->\n<!-- end -->\n")
-    changed = text.replace("· | ·", "x | ·", 1)
-    assert documents.render_blocks(changed) == text != changed
 
 
 def phrases(text: str) -> list[str]:
@@ -152,9 +118,6 @@ def test_every_phrase_names_a_function_on_both_sides() -> None:
     rows = phrases((ROOT / "docs" / "parity.md").read_text())
     assert len(rows) >= 15
     assert [row for row in rows if incomplete(row)] == []
-    assert incomplete("| remat | `torch_ref/remat.py:save_dots` | `jax.checkpoint` |") == [
-        "jax_impl"
-    ]
 
 
 def outcome(verdict: str, figure: float, policy: str = "bf16", **more: Any) -> dict[str, Any]:

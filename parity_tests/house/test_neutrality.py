@@ -1,11 +1,11 @@
-"""Rules say which module may import which; each rule is also shown to fire."""
+"""Rules say which module may import which."""
 
 import ast
 import difflib
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -118,32 +118,6 @@ def test_imports_follow_the_plan(package: str) -> None:
         assert violations(package, file.stem, file.read_text()) == [], file
 
 
-@pytest.mark.parametrize(
-    ("package", "name", "source"),
-    [
-        ("lockstep", "loop", "import torch"),
-        (RECORDER, "tree", "from lockstep.errors import UserError"),
-        (COMPILER, "side_jax", "import torch"),
-        (COMPILER, "side_torch", "from jax_impl.step import Trainer"),
-        ("lockstep", "ask", "from lockstep_compiler import side_jax"),
-        ("lockstep", "loop", "def f():\n    from jax_impl.train import build"),
-        ("jax_impl", "step", "import torch.nn as nn"),
-        ("jax_impl", "step", "from .extra.mesh.mesh import make_mesh"),
-        ("jax_impl", "model", "from .extra import lora"),
-        ("jax_impl", "functional", "def f():\n    from jax_impl.extra.cpu import linear"),
-        ("torch_ref", "optim", "from . import extra"),
-        ("torch_ref", "train", "from .twin import TorchTwin"),
-        ("torch_ref", "remat", "from torch_ref.inspect.trace import trace"),
-        ("torch_ref", "model", "import optax"),
-        ("torch_ref", "train", "from parity_tests.pair import toy"),
-        ("benchmarks", "run", "from parity_tests.pair import toy"),
-        ("mutants", "jax_bugs", "from benchmarks import tables"),
-    ],
-)
-def test_each_rule_fires(package: str, name: str, source: str) -> None:
-    assert violations(package, name, source)
-
-
 def rooms(sources: dict[str, str], package: str = "lockstep") -> dict[str, set[str]]:
     """Maps each room of `PACKAGE.ROOM.NAME` to the rooms it imports from, wherever in a source."""
     at = package.count(".") + 1
@@ -155,20 +129,13 @@ def rooms(sources: dict[str, str], package: str = "lockstep") -> dict[str, set[s
     return found
 
 
-@pytest.mark.parametrize(
-    ("package", "low", "high"),
-    [("lockstep", "errors", "run.runlog"), ("lockstep.check", "following", "sides.port")],
-)
-def test_rooms_are_in_no_cycle(package: str, low: str, high: str) -> None:
+@pytest.mark.parametrize("package", ["lockstep", "lockstep.check"])
+def test_rooms_are_in_no_cycle(package: str) -> None:
     sources = {
         ".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text()
         for file in (ROOT / package.replace(".", "/")).rglob("*.py")
     }
     TopologicalSorter(rooms(sources, package)).prepare()  # raises CycleError, which names the rooms
-    name, _, module = high.rpartition(".")
-    sources[f"{package}.{low}.planted"] = f"def f():\n    from {package}.{name} import {module}"
-    with pytest.raises(CycleError):
-        TopologicalSorter(rooms(sources, package)).prepare()
 
 
 def repeated_classes(sources: dict[str, str]) -> dict[str, set[str]]:
@@ -186,15 +153,6 @@ def test_a_class_name_means_one_thing() -> None:
     files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
     sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
     assert repeated_classes(sources) == {}
-
-
-def test_a_second_class_of_a_name_is_seen() -> None:
-    """But for the twins' mirrored files, and what is private."""
-    run = "class Run:\n    pass"
-    alike = {"jax_impl/model.py": run, "torch_ref/model.py": run, "lockstep/a.py": "class _Run: 0"}
-    assert repeated_classes(alike) == {}
-    assert repeated_classes({**alike, "lockstep/b.py": run}).keys() == {"Run"}
-    assert repeated_classes({"jax_impl/a.py": run, "torch_ref/b.py": run}).keys() == {"Run"}
 
 
 def test_the_twins_have_the_same_files() -> None:
@@ -304,9 +262,3 @@ def named_in(source: str) -> set[str]:
 def test_instruments_name_no_framework_and_no_model(room: str) -> None:
     for name in INSTRUMENTS[room]:
         assert named_in((ROOT / "lockstep" / room / f"{name}.py").read_text()) == set(), name
-
-
-def test_a_name_is_seen_and_a_docstring_is_none() -> None:
-    assert named_in('"""Of torch."""\nside = "torch"') == {"torch"}
-    assert named_in('"""Of torch."""') == set()
-    assert named_in("x = grads['blocks.0.attn.qkv.bias']") == {"attn", "qkv"}
