@@ -50,8 +50,11 @@ def keep_logits(right: Callable, *args: Any) -> Array:
 
 
 def with_remat(name: str) -> Plant:
-    return wrap(model, "through_blocks", lambda right, *args, remat, **rest: right(
-        *args, remat=name, **rest))  # fmt: skip
+    return wrap(
+        model,
+        "through_blocks",
+        lambda right, *args, remat, **rest: right(*args, remat=name, **rest),
+    )
 
 
 def with_attention(name: str) -> Plant:
@@ -61,9 +64,7 @@ def with_attention(name: str) -> Plant:
 BUGS: dict[str, Plant] = {
     "units-forgotten": wrap(rules, "make_product", multiply_widely),
     # XLA's Triton kernels take float32 for it
-    "tf32-not-on": assign(
-        precision, "float32_matmul", lambda config, device: "tensorfloat32"
-    ),
+    "tf32-not-on": assign(precision, "float32_matmul", lambda config, device: "tensorfloat32"),
     "head-in-float32": wrap(rules.Rules, "head", widen_head),
     "norms-in-half": both(
         wrap(functional, "layer_norm", normalize_in_half),
@@ -73,11 +74,13 @@ BUGS: dict[str, Plant] = {
     "donation-lost": wrap(jax, "jit", keep_arguments),
     "cudnn-lost": with_attention(REFERENCE),
     "cudnn-unasked": with_attention(CUDNN),
-    "scores-kept": wrap(rules, "make_attention", lambda right, *args, on_cpu: right(
-        *args, on_cpu=True)),
+    "scores-kept": wrap(
+        rules, "make_attention", lambda right, *args, on_cpu: right(*args, on_cpu=True)
+    ),
     "accumulator-narrowed": wrap(optax, "MultiSteps", accumulate_narrowly),
-    "moments-narrowed": wrap(optax, "adamw", lambda right, *args, **rest: right(
-        *args, mu_dtype=jnp.bfloat16, **rest)),
+    "moments-narrowed": wrap(
+        optax, "adamw", lambda right, *args, **rest: right(*args, mu_dtype=jnp.bfloat16, **rest)
+    ),
     "chunks-kept": wrap(chunks, "mean_loss_in_chunks", keep_logits),
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: jax.checkpoint(sublayer)
@@ -88,7 +91,10 @@ BUGS: dict[str, Plant] = {
     "devices-summed-in-compute": assign(rules, "sum_widely", lambda multiply: multiply),
     "rows-left-to-xla": assign(gather.SharedEmbedding, "__call__", model.Embedding.__call__),
     "nondeterministic-strict": wrap(
-        step, "compiler_options", lambda right, config, platform: {
-            k: v for k, v in right(config, platform).items() if "deterministic" not in k}
+        step,
+        "compiler_options",
+        lambda right, config, platform: {
+            k: v for k, v in right(config, platform).items() if "deterministic" not in k
+        },
     ),
-}  # fmt: skip
+}

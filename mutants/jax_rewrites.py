@@ -21,7 +21,7 @@ from jax_impl.extra.packed import Segments
 from lockstep.config import OptimConfig
 from lockstep.data.batch import Batch
 from lockstep.train.schedule import learning_rates
-from mutants.patch import Plant, after, assign, both, edit, wrap
+from mutants.patch import Plant, after, assign, both, wrap
 
 
 def split_qkv(self: Any, *args: Any) -> None:
@@ -110,6 +110,12 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: flo
     return y if bias is None else y + bias
 
 
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """By a sum, and divided by a root."""
+    return x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + eps) * weight
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """By the logistic function."""
     return x * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
@@ -165,9 +171,10 @@ def written_out_adamw(
 
 
 WORLD_REWRITES: dict[str, Plant] = {
-    "devices-reversed": wrap(jax, "make_mesh", lambda right, *args, devices: right(
-        *args, devices=devices[::-1])),
-}  # fmt: skip
+    "devices-reversed": wrap(
+        jax, "make_mesh", lambda right, *args, devices: right(*args, devices=devices[::-1])
+    ),
+}
 REWRITES: dict[str, Plant] = {
     **WORLD_REWRITES,
     "qkv-split": after(model.Attention, "__init__", split_qkv),
@@ -181,8 +188,7 @@ REWRITES: dict[str, Plant] = {
     "rotation-by-complex-numbers": assign(model, "rotate", rotate_by_complex_numbers),
     "norms-by-division": both(
         assign(functional, "layer_norm", layer_norm),
-        edit(functional.rms_norm, "x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)",
-             "x / jnp.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + eps)"),
+        assign(functional, "rms_norm", rms_norm),
     ),
     "activations-written-out": both(
         assign(functional, "gelu", lambda x, approximate: functional.widely(gelu, x)),
@@ -199,4 +205,4 @@ REWRITES: dict[str, Plant] = {
     "without-ynnpack": lambda: os.environ.update(
         XLA_FLAGS="--xla_cpu_experimental_ynn_fusion_type="
     ),
-}  # fmt: skip
+}

@@ -1,31 +1,75 @@
-"""Mutants of narrow formats: the field's own mistakes, the same in both twins."""
+"""Planted bugs of narrow formats: the field's own mistakes, the same in both twins."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.config import policy
 from lockstep.formats.table import E4M3, RECIPES
-from mutants.patch import Plant, assign, wrap
+from lockstep.parity.bug import Bug
+from mutants.configs import DELAYED, FP8, NVFP4, POLICY_FP8, SCALED
+from mutants.declare import Declare
+from mutants.patch import Later, Plant, wrap
 
 
-def bugs(
-    twin: Any, roll: Callable, join_last: Callable, step_back: Plant, of_skipped_step: Plant
-) -> dict[str, Plant]:
-    """The mutants of one twin.
+class Twin(NamedTuple):
+    """The modules of one twin in which these are planted."""
 
-    Args:
-        twin: its package.
-        roll: rolls an array along its first axis.
-        join_last: does what `delayed.join` does, and takes the last micro-batch's amaxes.
-        step_back: plants a backward pass of the twin's own.
-        of_skipped_step: plants a history that a skipped step moves.
-    """
-    formats = twin.extra.formats
-    delayed, products, rounding = formats.delayed, formats.products, formats.rounding
+    bridge: Any
+    dropout: Any
+    products: Any
+    rounding: Any
 
-    def gradients_in_e4m3() -> None:
-        RECIPES["fp8"] = replace(RECIPES["fp8"], dy=E4M3)
+
+TORCH: dict[str, Bug] = {}
+JAX: dict[str, Bug] = {}
+in_torch = Declare(
+    "torch",
+    TORCH,
+    Twin(
+        Later("torch_ref.io.bridge"),
+        Later("torch_ref.dropout"),
+        Later("torch_ref.extra.formats.products"),
+        Later("torch_ref.extra.formats.rounding"),
+    ),
+)
+in_jax = Declare(
+    "jax",
+    JAX,
+    Twin(
+        Later("jax_impl.io.bridge"),
+        Later("jax_impl.dropout"),
+        Later("jax_impl.extra.formats.products"),
+        Later("jax_impl.extra.formats.rounding"),
+    ),
+)
+Make = Callable[[Twin], Plant]
+
+
+def bug(*, rung: int, **flags: Any) -> Callable[[Make], Make]:
+    """Declares a bug of both twins: NAME, and NAME-in-jax."""
+    return lambda make: in_jax.same(TORCH)(in_torch(rung=rung, **flags)(make))
+
+
+@bug(rung=3, **FP8)
+def e4m3_gradients(twin: Twin) -> Plant:
+    """Gradients are in e4m3, whose range is short."""
+    return lambda: RECIPES.update(fp8=replace(RECIPES["fp8"], dy=E4M3))
+
+
+@bug(rung=2, **DELAYED)
+def scale_of_another_tensor(twin: Twin) -> Plant:
+    """Rows, weight and gradient change their scales."""
+    return wrap(
+        twin.rounding.Rounding,
+        "scales",
+        lambda right, self, *rest: self.xp.roll(right(self, *rest), 1),
+    )
+
+
+@bug(rung=2, **FP8)
+def output_not_scaled(twin: Twin) -> Plant:
+    """A product is not multiplied by its scales."""
 
     def forget_scale(
         right: Callable, self: Any, x: Any, to: Any, scale: Any = None, draws: Any = None
@@ -33,31 +77,76 @@ def bugs(
         rounded = right(self, x, to, scale, draws)
         return rounded if scale is None else rounded / scale
 
-    def record_twice(right: Callable, self: Any, history: Any, *found: Any) -> Any:
-        return right(self, right(self, history, *found), *found)
+    return wrap(twin.rounding.Rounding, "round_to", forget_scale)
 
-    return {
-        "e4m3-gradients": gradients_in_e4m3,
-        "scale-of-another-tensor": wrap(rounding.Rounding, "scales", lambda right, *args: roll(
-            right(*args), 1)),
-        "output-not-scaled": wrap(rounding.Rounding, "round_to", forget_scale),
-        "copy-with-another-scale": step_back,
-        "block-rounded-to-zero": wrap(rounding.Rounding, "scale_twice",
-            lambda right, self, sizes, to: right(self, 0 * sizes + sizes.max(), to)),
-        # floor(x) and never the number above it
-        "never-rounded-up": wrap(products, "draw", lambda right, *args: 0 * right(*args) + 1),
-        # a generator without its state: all draws are zero, and every number goes up
-        "draws-of-zero": wrap(products, "draw", lambda right, *args: 0 * right(*args)),
-        "drawn-without-micro-step": wrap(
-            twin.dropout.Dropout, "__init__", lambda right, self, rate, **key: right(
-                self, rate, **(key | {"micro_step": 0}))),
-        "first-layer-in-fp8": wrap(policy, "outside", lambda right, name, modules: (
-            not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)),
-        "amaxes-recorded-twice": wrap(rounding.Rounding, "record", record_twice),
-        "amaxes-of-last-micro-batch": assign(delayed, "join", join_last),
-        "amaxes-of-skipped-step": of_skipped_step,
-        "amaxes-of-scaled-loss": wrap(rounding.Rounding, "record",
-            lambda right, self, history, found, scale: right(self, history, found, scale / scale)),
-        "amaxes-lost": wrap(twin.io.bridge, "load", lambda right, trainer, state: right(
-            trainer, replace(state, amaxes={}))),
-    }  # fmt: skip
+
+@bug(rung=2, **POLICY_FP8)
+def first_layer_in_fp8(twin: Twin) -> Plant:
+    """The first layer is rounded, too."""
+    return wrap(
+        policy,
+        "outside",
+        lambda right, name, modules: (
+            (not name.startswith("blocks.0.") or name.endswith(".attend")) and right(name, modules)
+        ),
+    )
+
+
+@bug(rung=2, **NVFP4)
+def block_rounded_to_zero(twin: Twin) -> Plant:
+    """All blocks have the largest one's scale."""
+    return wrap(
+        twin.rounding.Rounding,
+        "scale_twice",
+        lambda right, self, sizes, to: right(self, 0 * sizes + sizes.max(), to),
+    )
+
+
+@bug(rung=3, **NVFP4)
+def never_rounded_up(twin: Twin) -> Plant:
+    """Stochastic rounding is biased: always down."""
+    return wrap(twin.products, "draw", lambda right, *args: 0 * right(*args) + 1)
+
+
+@bug(rung=3, **NVFP4)
+def draws_of_zero(twin: Twin) -> Plant:
+    """All draws are zero, as a generator without its state gives: always up."""
+    return wrap(twin.products, "draw", lambda right, *args: 0 * right(*args))
+
+
+@bug(rung=4, **NVFP4 | {"accum": 2})
+def drawn_without_micro_step(twin: Twin) -> Plant:
+    """All micro-batches are rounded by the same draws."""
+    return wrap(
+        twin.dropout.Dropout,
+        "__init__",
+        lambda right, self, rate, **key: right(self, rate, **(key | {"micro_step": 0})),
+    )
+
+
+@bug(rung=4, **DELAYED | {"remat": "block"})
+def amaxes_recorded_twice(twin: Twin) -> Plant:
+    """What is recomputed updates the history again."""
+    return wrap(
+        twin.rounding.Rounding,
+        "record",
+        lambda right, self, history, *found: right(self, right(self, history, *found), *found),
+    )
+
+
+@bug(rung=4, **SCALED)
+def amaxes_of_scaled_loss(twin: Twin) -> Plant:
+    """The history has the loss scale in it."""
+    return wrap(
+        twin.rounding.Rounding,
+        "record",
+        lambda right, self, history, found, scale: right(self, history, found, scale / scale),
+    )
+
+
+@bug(rung=1, **DELAYED)
+def amaxes_lost(twin: Twin) -> Plant:
+    """A resumed run forgets its history."""
+    return wrap(
+        twin.bridge, "load", lambda right, trainer, state: right(trainer, replace(state, amaxes={}))
+    )

@@ -1,7 +1,7 @@
 """Changes that a mutant makes to its twin. Each function here returns one that makes it.
 
-A stage of the step is a method of `step.Trainer`; a graded mutant is called with its size. A change
-lasts as long as the process, or as the block of `planted`.
+A stage of the step is a method of `step.Trainer`. A change lasts as long as the process, or as the
+block of `planted`.
 """
 
 import __future__
@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from types import CodeType
 from typing import Any
 from unittest import mock
@@ -23,7 +24,19 @@ from lockstep.config.tensors import shapes
 from lockstep.devices import Capabilities
 from lockstep.model.state import TrainState
 
-Plant = Callable[..., None]
+Plant = Callable[[], None]
+
+
+class Later:
+    """A module that is imported when it is first used: who declares bugs needs no framework."""
+
+    def __init__(self, name: str) -> None:
+        self._later = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._later), name)
+
+
 CHANGES = ExitStack()  # undoes what is planted
 
 
@@ -37,19 +50,21 @@ def planted(plant: Plant) -> Iterator[None]:
 
 def change(owner: Any, name: str, value: Any) -> None:
     """Sets `owner.name`, an attribute that there is."""
+    owner = import_module(owner._later) if isinstance(owner, Later) else owner
     CHANGES.enter_context(mock.patch.object(owner, name, value))
 
 
 def assign(owner: Any, name: str, value: Any) -> Plant:
-    """`owner.name` becomes `value`, or the size."""
+    """`owner.name` becomes `value`."""
     assert hasattr(owner, name), f"{owner} has no {name}: nothing would use it"
-    return lambda *size: change(owner, name, *(size or [value]))
+    return lambda: change(owner, name, value)
 
 
 def edit(function: Any, *texts: str) -> Plant:
     """In a function's source old texts become new ones: `edit(f, "old", "new", "old", "new")`.
 
-    Everyone who has imported the function gets the change; what decorates it stays.
+    Everyone who has imported the function gets the change; what decorates it stays. For scripts
+    without seams alone (`benchmarks/peers/bugs.py`): the twins' mutants replace what has a name.
 
     Args:
         function: of a module or a class, or a property.
@@ -91,11 +106,11 @@ def make_code(function: Any, *texts: str) -> CodeType:
 
 
 def wrap(owner: Any, name: str, wrong: Callable) -> Plant:
-    """`owner.name(...)` becomes `wrong(right, ...)`, with `size=` if one is given."""
+    """`owner.name(...)` becomes `wrong(right, ...)`."""
 
-    def plant(*size: float) -> None:
-        right, graded = getattr(owner, name), dict(zip(["size"], size))
-        change(owner, name, lambda *args, **rest: wrong(right, *args, **rest, **graded))
+    def plant() -> None:
+        right = getattr(owner, name)
+        change(owner, name, lambda *args, **rest: wrong(right, *args, **rest))
 
     return plant
 
@@ -134,14 +149,18 @@ def train_all(bridge: Any) -> Plant:
 
 def scale_adapters(layer: type, scale: Callable[[float], float]) -> Plant:
     """In place of alpha / rank."""
-    return after(layer, "__init__", lambda self, *args, **rest: setattr(
-        self, "scale", scale(self.scale)))  # fmt: skip
+    return after(
+        layer, "__init__", lambda self, *args, **rest: setattr(self, "scale", scale(self.scale))
+    )
 
 
 def round_always() -> Plant:
     """TF32 is rounded on a CPU, where a GPU's is emulated, whatever the policy."""
-    return wrap(Capabilities, "find_recipe", lambda right, self, roles: right(
-        self, replace(roles, tf32=True)))  # fmt: skip
+    return wrap(
+        Capabilities,
+        "find_recipe",
+        lambda right, self, roles: right(self, replace(roles, tf32=True)),
+    )
 
 
 def both(*plants: Plant) -> Plant:

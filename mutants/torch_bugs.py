@@ -1,48 +1,103 @@
-"""Mutants of the PyTorch twin: small, named, each a mistake somebody has made.
+"""Planted bugs of the PyTorch twin: small, named, each a mistake somebody has made.
 
-`lockstep.parity.catalogue` says what each is and which rung must catch it.
+Those of the step's stages are in `torch_step`, of several devices in `torch_world`, of narrow
+formats in `narrow_formats` and `torch_formats`, of modules' formats in `module_formats`.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-
-import torch
-import torch._inductor.config  # strict numerics import it: once, and not in each fork
-import torch.nn.functional as F
-from torch import Tensor
-from torch.func import functional_call
-from torch.nn.utils.stateless import _reparametrize_module
+from unittest import mock
 
 from lockstep.config import chunks as in_chunks
 from lockstep.config import policy
 from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
 from lockstep.model import rotary
+from lockstep.parity.bug import Bug
 from lockstep.twin import StepResult
-from mutants import module_formats, torch_formats, torch_step, torch_world
+from mutants import module_formats, narrow_formats, torch_formats, torch_step, torch_world
+from mutants.configs import (
+    BF16,
+    DDP,
+    DECODER,
+    EVALUATED,
+    FP16,
+    GPT2,
+    GRADS,
+    LEAN,
+    LEAN_BF16,
+    LORA,
+    MASKED,
+    PACKED,
+)
+from mutants.declare import Declare, after_each, replaces, wraps
 from mutants.patch import (
+    Later,
     Plant,
     after,
     assign,
     both,
-    edit,
     round_always,
     scale_adapters,
     train_all,
     wrap,
 )
-from torch_ref import dropout, loss, model, optim, precision, step, twin
-from torch_ref.dropout import Dropout
-from torch_ref.extra import chunks, rules
-from torch_ref.extra.evaluation import OtherPolicy
-from torch_ref.extra.formats.products import RoundedProduct
-from torch_ref.extra.lora import LoRALinear
-from torch_ref.extra.mesh.processes import process_count
-from torch_ref.extra.packed import Segments
-from torch_ref.io import bridge
+
+torch, F = Later("torch"), Later("torch.nn.functional")
+attention, bridge = Later("torch_ref.extra.attention"), Later("torch_ref.io.bridge")
+chunks, evaluation = Later("torch_ref.extra.chunks"), Later("torch_ref.extra.evaluation")
+dropout, loss = Later("torch_ref.dropout"), Later("torch_ref.loss")
+lora, optim = Later("torch_ref.extra.lora"), Later("torch_ref.optim")
+model, packed = Later("torch_ref.model"), Later("torch_ref.extra.packed")
+precision, rules = Later("torch_ref.precision"), Later("torch_ref.extra.rules")
+processes = Later("torch_ref.extra.mesh.processes")
+products, step = Later("torch_ref.extra.formats.products"), Later("torch_ref.step")
+stateless, twin = Later("torch.nn.utils.stateless"), Later("torch_ref.twin")
+
+Tensor = Any
+BUGS: dict[str, Bug] = (
+    torch_step.BUGS
+    | torch_formats.BUGS
+    | narrow_formats.TORCH
+    | module_formats.TORCH
+    | torch_world.BUGS
+)
+bug = Declare("torch", BUGS)
+
+
+# --- the rows of the data
+
+
+def change_targets(change: Callable[[Batch], Batch]) -> Plant:
+    return wrap(
+        step, "batch_loss", lambda right, gpt, batch, *rest: right(gpt, change(batch), *rest)
+    )
+
+
+@bug(rung=2)
+def targets_shifted() -> Plant:
+    """Targets are one token off."""
+    return change_targets(lambda batch: batch._replace(targets=batch.targets.roll(1, 1)))
+
+
+@bug(rung=2)
+@wraps(step, "mean_loss")
+def last_token_dropped(right, logits, batch, *rest):
+    """The last target of each row does not count."""
+    return right(logits[:, :-1], batch.map_arrays(lambda x: x[:, :-1]), *rest)
+
+
+@bug(rung=8)
+@wraps(twin, "TorchTwin.step")
+def batches_differ(right: Callable, self: Any, window: Batch) -> Callable[[], StepResult]:
+    """From the 11th step on, the former window again."""
+    former, self.former = getattr(self, "former", window), window
+    return right(self, former if self.trainer.steps >= 10 else window)
+
 
 # --- the model
 
@@ -53,13 +108,14 @@ def run_in_bfloat16(right: Callable, self: Any, x: Tensor, *rest: Any) -> Tensor
 
 def attend_with(change: Callable) -> Plant:
     """The written-out attention of changed queries, keys and values."""
-    return wrap(model, "attend", lambda right, q, k, v, places, *, dtype, matmul, **size: right(
-        *change(q, k, v, **size), places, dtype=dtype, matmul=matmul))  # fmt: skip
+    return wrap(
+        model, "attend", lambda right, q, k, v, *rest, **how: right(*change(q, k, v), *rest, **how)
+    )
 
 
-def forget_of_places(change: Callable[[Segments], Segments]) -> Plant:
+def forget_of_places(change: Callable[[Any], Any]) -> Plant:
     """Drops some of what is known of a batch's segments."""
-    return wrap(Segments, "of", lambda right, segments: change(right(segments)))
+    return wrap(packed.Segments, "of", lambda right, segments: change(right(segments)))
 
 
 def with_rope(**changed: float) -> Plant:
@@ -69,22 +125,174 @@ def with_rope(**changed: float) -> Plant:
 def with_norm_eps(eps: float) -> Plant:
     """Gives all norms this epsilon."""
 
-    def wrong(
-        right: Callable, self: Any, config: Any, parts: Any, size: float = eps, **rest: str
-    ) -> None:
-        parts.config = replace(config, norm_eps=size)
+    def wrong(right: Callable, self: Any, config: Any, parts: Any, **rest: str) -> None:
+        parts.config = replace(config, norm_eps=eps)
         right(self, parts.config, parts, **rest)
 
     return wrap(model.GPT, "__init__", wrong)
 
 
+@bug(rung=2)
+def norm_eps(size: float = 1e-6) -> Plant:
+    """The norms' epsilon is 1e-6 for 1e-5."""
+    return with_norm_eps(size)
+
+
+@bug(rung=2, **DECODER)
+def norm_eps_by_default() -> Plant:
+    """Epsilon is 1e-5 whatever the config says."""
+    return with_norm_eps(1e-5)
+
+
+@bug(rung=2, **GPT2)
+@wraps(F, "gelu")
+def erf_gelu(right, x, approximate):
+    """GELU has its erf form, not the tanh form."""
+    return right(x)
+
+
+@bug(rung=2)
+def softmax_scale(size: float = 0.1) -> Plant:
+    """Scores are a tenth too large."""
+    return attend_with(lambda q, k, v: (q * (1 + size), k, v))
+
+
+@bug(rung=2)
+def query_for_key() -> Plant:
+    """Queries and keys change places."""
+    return attend_with(lambda q, k, v: (k, q, v))
+
+
+@bug(rung=2)
+def values_of_next_head() -> Plant:
+    """Each head takes the next one's values."""
+    return attend_with(lambda q, k, v: (q, k, v.roll(1, 2)))
+
+
+@bug(rung=2)
+@wraps(torch, "Tensor.tril")
+def causal_mask_off_by_one(right, ones):
+    """Each token sees the one after it."""
+    return right(ones, 1)
+
+
+@bug(rung=2)
+def rope_base() -> Plant:
+    """RoPE has base 500,000."""
+    return with_rope(base=500_000.0)
+
+
+@bug(rung=2)
+@replaces(model, "rotate")
+def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE rotates neighbours, not halves."""
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    left, right = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = torch.stack([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    return pairs.flatten(-2).to(x.dtype)
+
+
+@bug(rung=2, **DECODER)
+def rope_unscaled() -> Plant:
+    """Llama 3's scaling of RoPE is left out."""
+    return with_rope(factor=1.0)
+
+
+@bug(rung=2)
+@replaces(model, "MLP.forward")
+def swiglu_swapped(self, x):
+    """SwiGLU's gate and up change places."""
+    return self.down(F.silu(self.up(x)) * self.gate(x))
+
+
+@bug(rung=2, **DECODER)
+def kv_heads_tiled() -> Plant:
+    """Heads share keys in turn, not with neighbours."""
+
+    def tile(x: Tensor, heads: int) -> Tensor:
+        return x.repeat(1, 1, heads // x.shape[2], 1)
+
+    return both(assign(model, "repeat_heads", tile), assign(attention, "repeat_heads", tile))
+
+
+@bug(rung=2, **DECODER)
+@after_each(model, "Attention.__init__")
+def norm_after_rotation(self: Any, *_: Any, **__: Any) -> None:
+    """Queries and keys are rotated, then normalized."""
+    attend, normalize = self.attend, self.normalize
+    self.normalize = lambda norm, x: x
+    self.attend = lambda q, k, *rest: attend(
+        normalize(self.q_norm, q), normalize(self.k_norm, k), *rest
+    )
+
+
+@bug(rung=2, **DECODER)
+@after_each(model, "Attention.__init__")
+def qkv_bias_dropped(self: Any, *_: Any, **__: Any) -> None:
+    """Queries, keys and values lack their bias."""
+    product = self.qkv.product
+    self.qkv.product = lambda x, weight, bias: product(x, weight, 0 * bias)
+
+
+@bug(rung=2, **DECODER)
+@wraps(step, "mean_loss")
+def padding_counts(right, logits, *rest):
+    """Padding of the vocabulary is in the softmax, with logits of zero."""
+    return right(F.pad(logits, (0, 8)), *rest)
+
+
+@bug(rung=2, **GPT2)
+@wraps(model, "Places.look_up")
+def positions_from_one(right, self, table):
+    """Positions count from one."""
+    return right(self, table.roll(-1, 0))
+
+
+@bug(rung=3, **GPT2)
+@wraps(model, "TiedHead.forward")
+def untied_head(right, self, x, weight):
+    """The tied head gives no gradient to the embedding."""
+    return right(self, x, weight.detach())
+
+
+@bug(rung=3)
+@after_each(model, "GPT.__init__")
+def embedding_by_frequency(self, *_, **__):
+    """Gradients are divided by how often a token comes."""
+    self.embed.scale_grad_by_freq = True
+
+
+# --- adapters
+
+
+@bug(rung=2, **LORA)
+def lora_unscaled() -> Plant:
+    """An adapter is added without alpha / rank."""
+    return scale_adapters(lora.LoRALinear, lambda scale: 1.0)
+
+
+@bug(rung=2, **LORA)
+def lora_scaled_twice() -> Plant:
+    """Both matrices of an adapter are multiplied by alpha / rank."""
+    return scale_adapters(lora.LoRALinear, lambda scale: scale**2)
+
+
+@bug(rung=3, **LORA)
+@replaces(lora, "LoRALinear.adapt")
+def lora_b_frozen(self, x):
+    """Of an adapter A alone is trained."""
+    return self.product(
+        self.product(x, self.lora_a, None), self.lora_b.detach() + 0 * self.lora_b, None
+    )
+
+
+@bug(rung=1, **LORA)
+def base_trained() -> Plant:
+    """The weights under the adapters are trained, too."""
+    return train_all(bridge)
+
+
 # --- precision
-
-
-def cast_whole_tree(right: Callable, gpt: Any, batch: Batch, roles: Roles, *rest: Any) -> Tensor:
-    kind = precision.dtype(roles.compute)
-    weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
-    return right(lambda *args: functional_call(gpt, weights, args), batch, roles, *rest)
 
 
 def round_forward(ending: str) -> Plant:
@@ -93,16 +301,10 @@ def round_forward(ending: str) -> Plant:
     def wrong(right: Callable, gpt: Any, *rest: Any) -> Tensor:
         chosen = {name: p for name, p in gpt.named_parameters() if name.endswith(ending)}
         rounded = {name: p + (p.bfloat16().float() - p).detach() for name, p in chosen.items()}
-        with _reparametrize_module(gpt, rounded):
+        with stateless._reparametrize_module(gpt, rounded):
             return right(gpt, *rest)
 
     return wrap(model.GPT, "hidden", wrong)
-
-
-def multiply_back_in_float32(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, *_ = context.saved_tensors
-    dbias = dy.sum(0) if context.needs_input_grad[3] else None
-    return None, dy @ b.mT, a.mT @ dy, dbias, None, None, None
 
 
 def products_of_gradients(kind: Callable[[str], str]) -> Plant:
@@ -111,7 +313,126 @@ def products_of_gradients(kind: Callable[[str], str]) -> Plant:
     return both(*(wrap(rules, name, lambda right, asked: right(kind(asked))) for name in makers))
 
 
-# --- loss, data, evaluation
+@bug(rung=2)
+@wraps(model, "rotate")
+def rope_in_float32(right, x, *tables):
+    """RoPE rotates in float32, under float64."""
+    return right(x, *(table.float() for table in tables))
+
+
+@bug(rung=2, **LEAN_BF16)
+def norms_in_bfloat16() -> Plant:
+    """Norms compute in bfloat16."""
+    return both(
+        wrap(model.LayerNorm, "forward", run_in_bfloat16),
+        wrap(model.RMSNorm, "forward", run_in_bfloat16),
+    )
+
+
+@bug(rung=2, **LEAN_BF16)
+def residual_in_bfloat16() -> Plant:
+    """The residual stream is bfloat16."""
+    return wrap(model.Block, "forward", run_in_bfloat16)
+
+
+@bug(rung=2, **GPT2, **LEAN_BF16)
+@replaces(model, "TiedHead.forward")
+def logits_in_float32(self: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """The head is not cast: better than allowed."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x, weight)
+
+
+@bug(rung=3, **LEAN_BF16)
+@wraps(step, "batch_loss")
+def whole_tree_cast(right: Callable, gpt: Any, batch: Batch, roles: Roles, *rest: Any) -> Tensor:
+    """All parameters are cast at once."""
+    kind = precision.dtype(roles.compute)
+    weights = {name: p.to(kind) for name, p in gpt.named_parameters()}
+    call = torch.func.functional_call
+    return right(lambda *args: call(gpt, weights, args), batch, roles, *rest)
+
+
+@bug(rung=2, **GPT2, **LEAN_BF16)
+def embedding_rounded_forward() -> Plant:
+    """The embedding is rounded in the forward pass, under bf16."""
+    return round_forward("embed.weight")
+
+
+@bug(rung=2, **GPT2, **LEAN_BF16)
+def positions_rounded_forward() -> Plant:
+    """Positions are rounded in the forward pass, under bf16."""
+    return round_forward("position.weight")
+
+
+@bug(rung=2, **GPT2, **LEAN_BF16)
+def norm_gains_rounded_forward() -> Plant:
+    """Gains of norms are rounded in the forward pass, under bf16."""
+    return round_forward("norm1.weight")
+
+
+@bug(rung=2, **GPT2, **LEAN_BF16)
+def norm_biases_rounded_forward() -> Plant:
+    """Biases of norms are rounded in the forward pass, under bf16."""
+    return round_forward("norm1.bias")
+
+
+@bug(rung=2, fp32_islands="blocks.*.mlp", **LEAN_BF16)
+@replaces(rules, "outside_autocast")
+def island_under_autocast(function, dtype):
+    """An island is widened, and narrowed by autocast."""
+    return lambda *args: function(
+        *(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in args)
+    )
+
+
+@bug(rung=2, fp32_islands="blocks.*.mlp", **LEAN)
+@wraps(policy, "as_under")
+def island_in_float32(right, *given):
+    """Islands are float32, under float64."""
+    return replace(right(*given), compute="float32")
+
+
+@bug(rung=2, policy="fp32", **LEAN)
+def tf32_left_on() -> Plant:
+    """TF32 is on under fp32."""
+    return both(assign(precision, "float32_matmul", lambda config: "tf32"), round_always())
+
+
+@bug(rung=3, policy="tf32", **LEAN)
+def tf32_forward_only() -> Plant:
+    """The backward pass does not round to TF32."""
+
+    def multiply(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        a, b, *_ = context.saved_tensors
+        dbias = dy.sum(0) if context.needs_input_grad[3] else None
+        return None, dy @ b.mT, a.mT @ dy, dbias, None, None, None
+
+    return assign(products.RoundedProduct, "backward", staticmethod(multiply))
+
+
+@bug(rung=3, **GRADS)
+def gradients_in_compute() -> Plant:
+    """The backward pass computes in float32, too."""
+    return products_of_gradients(lambda asked: "float32")
+
+
+@bug(rung=2, **GRADS)
+@wraps(rules, "Rules.in_own_dtype")
+def forward_in_gradients_dtype(right, self, roles, function):
+    """The forward pass computes in float16, too."""
+    return right(self, replace(roles, compute=roles.grads), function)
+
+
+@bug(rung=11, **GRADS | DDP)
+def gradients_in_compute_on_ranks() -> Plant:
+    """On a mesh the policy's grads are forgotten."""
+    return products_of_gradients(
+        lambda asked: asked if processes.process_count() == 1 else "float32"
+    )
+
+
+# --- the loss
 
 
 def split_rows(x: Tensor, batch: Batch, chunks: int) -> list[tuple[Tensor, Batch]]:
@@ -120,66 +441,240 @@ def split_rows(x: Tensor, batch: Batch, chunks: int) -> list[tuple[Tensor, Batch
     return [(each, batch._replace(targets=own)) for each, own in zip(x.split(rows), targets)]
 
 
+@bug(rung=2)
+def label_smoothing(size: float = 1e-3) -> Plant:
+    """Labels are smoothed by a thousandth."""
+    return wrap(F, "cross_entropy", lambda right, *args: right(*args, label_smoothing=size))
+
+
+@bug(rung=3, loss_chunks="3", **LEAN)
+@wraps(chunks, "mean_loss_in_chunks")
 def mean_of_chunks(
     right: Callable, gpt: Any, x: Tensor, batch: Batch, roles: Roles, chunks: int, *_: None
 ) -> Tensor:
+    """Chunks count alike, the smaller last one too."""
     means = [right(gpt, *each, roles, 1) for each in split_rows(x, batch, chunks)]
     return torch.stack(means).mean()
 
 
-def cast_the_head_once(
-    right: Callable, net: model.GPT, x_RD: Tensor, batch: Batch, roles: Roles, *rest: Any
-) -> Tensor:
-    """Casts the table once: the gradients of all chunks are added up in the cast's dtype."""
-    table = net.embed.weight.to(precision.dtype(roles.compute))
-    cast = SimpleNamespace(logits=lambda x_RD: net.head(x_RD, table))
-    return right(cast, x_RD, batch, roles, *rest)
-
-
+@bug(rung=3, loss_chunks="3", **GPT2 | LEAN)
+@wraps(chunks, "mean_loss_in_chunks")
 def head_of_one_chunk(
     right: Callable, gpt: Any, x: Tensor, batch: Batch, roles: Roles, chunks: int, *_: None
 ) -> Tensor:
-    """The tied weight is a constant to all chunks but the first."""
+    """The head's weights get one chunk's gradient."""
     fixed = SimpleNamespace(logits=lambda x: F.linear(x, gpt.embed.weight.detach()))
-    models = [gpt, *[fixed] * chunks]
-    parts = zip(models, split_rows(x, batch, chunks))
+    parts = zip([gpt, *[fixed] * chunks], split_rows(x, batch, chunks))
     return sum(right(each, *part, roles, 1) * len(part[0]) for each, part in parts) / len(x)
 
 
-def shift_mask(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> Tensor:
-    """Takes for the targets what is made for the tokens."""
-    if batch.counts is not None:
+@bug(rung=3, loss_chunks="32", **GPT2, **LEAN_BF16)
+@wraps(chunks, "mean_loss_in_chunks")
+def chunks_added_in_compute(
+    right: Callable, net: Any, x: Tensor, batch: Batch, roles: Roles, *rest: Any
+) -> Tensor:
+    """The head's gradient is added up in bfloat16."""
+    table = net.embed.weight.to(precision.dtype(roles.compute))
+    cast = SimpleNamespace(logits=lambda x: net.head(x, table))
+    return right(cast, x, batch, roles, *rest)
+
+
+# --- targets that do not count, and several documents a row
+
+
+@bug(rung=5, **{"n_layer": 1, **MASKED, "accum": 4})
+@wraps(step, "Trainer.micro_batch_loss")
+def mean_of_micro_batch_means(right, self, window, over, number):
+    """Each micro-batch takes the mean over its own targets, and the means are averaged."""
+    return right(self, window, None, number)
+
+
+@bug(rung=3, n_layer=1, **MASKED)
+@wraps(step, "mean_count")
+def mean_over_padding(right, window):
+    """The loss is divided by all targets, ignored ones too."""
+    return torch.tensor(window.targets[0].numel())
+
+
+@bug(rung=3, n_layer=1, **MASKED)
+def mask_shifted() -> Plant:
+    """The mask is that of the tokens, not of the targets."""
+
+    def shift(batch: Batch) -> Batch:
+        if batch.counts is None:
+            return batch
         every = torch.where(batch.counts, batch.targets, batch.tokens.roll(-1, -1))
-        batch = batch._replace(targets=every, counts=batch.counts.roll(1, -1))
-    return right(model, batch, *rest, **how)
+        return batch._replace(targets=every, counts=batch.counts.roll(1, -1))
+
+    return change_targets(shift)
 
 
-def repeat_window(right: Callable, self: Any, window: Batch) -> Callable[[], StepResult]:
-    """From the eleventh step on the rows are those of the window before."""
-    former, self.former = getattr(self, "former", window), window
-    return right(self, former if self.trainer.steps >= 10 else window)
+@bug(rung=3, n_layer=1, loss_chunks="3", **MASKED)
+@replaces(loss, "average")
+def ignored_token_counted(losses, counts, over):
+    """An ignored target counts in its chunk, as token 0."""
+    return losses.sum() / over
 
 
-def keep_evaluation_model(right: Callable, self: Any) -> Any:
-    """It is loaded once, with the weights of the first evaluation."""
+@bug(rung=2, n_layer=1, **PACKED)
+def documents_seen() -> Plant:
+    """A token sees those of the document before."""
+    return forget_of_places(
+        lambda places: replace(places, same_BTT=torch.ones_like(places.same_BTT))
+    )
+
+
+@bug(rung=2, n_layer=1, **PACKED, **GPT2)
+def positions_not_restarted() -> Plant:
+    """Positions count through all documents of a row."""
+    return forget_of_places(lambda places: replace(places, positions_BT=torch.arange(places.t)))
+
+
+# --- fast numerics
+
+
+@bug(rung=9, **PACKED)
+@wraps(F, "scaled_dot_product_attention")
+def fused_sees_documents(right, q, k, v, mask, **how):
+    """A fused kernel sees all documents."""
+    return right(q, k, v, torch.ones_like(mask).tril(), **how)
+
+
+@bug(rung=9, **BF16)
+@wraps(torch, "Tensor.triu")
+def blocks_masked_as_first(right, ones, k):
+    """Each causal block is masked as if it stood first: triu without its diagonal."""
+    return right(ones, 1)
+
+
+@bug(rung=9)
+@wraps(F, "scaled_dot_product_attention")
+def fused_sees_all(right, q, k, v, **how):
+    """Fused attention lacks its causal mask."""
+    return right(q, k, v)
+
+
+# --- evaluation and sampling
+
+
+@bug(rung=2)
+@wraps(step, "Trainer.evaluate")
+def evaluation_drops(right: Callable, self: Any, batches: Batch) -> Tensor:
+    """Dropout is on in evaluation."""
+    batch_loss = self.batch_loss
+
+    def with_dropout(model: Any, batch: Batch, roles: Roles, _: None, over: Any) -> Tensor:
+        return batch_loss(model, batch, roles, self.dropout(0), over)
+
+    with mock.patch.object(self, "batch_loss", with_dropout):
+        return right(self, batches)
+
+
+@bug(rung=2)
+@wraps(twin, "TorchTwin.logits")
+def logits_one_late(right, self, tokens):
+    """The logits are those of one token before."""
+    return right(self, tokens[: max(1, len(tokens) - 1)])
+
+
+@bug(rung=2, **LEAN)
+@wraps(twin, "TorchTwin.logits")
+def whole_context_cut(right, self, tokens):
+    """The model never sees its whole context."""
+    return right(self, tokens[-self.config.model.context + 1 :])
+
+
+@bug(rung=2, **LEAN_BF16)
+@wraps(step, "Trainer.evaluate")
+def evaluation_mean_in_compute(right: Callable, self: Any, batches: Batch) -> Tensor:
+    """A validation loss is rounded to bfloat16."""
+    mean = right(self, batches)
+    return mean.to(precision.dtype(self.roles.compute)).to(mean.dtype)
+
+
+@bug(rung=2, **EVALUATED)
+@wraps(evaluation, "OtherPolicy.evaluation_model")
+def stale_evaluation_weights(right: Callable, self: Any) -> Any:
+    """Later evaluations use the first one's weights."""
     self.kept_model = getattr(self, "kept_model", None) or right(self)
     return self.kept_model
+
+
+@bug(rung=2, **EVALUATED)
+@wraps(step, "Trainer.logits")
+def sampled_under_training_policy(right: Callable, self: Any, batch: Batch) -> Tensor:
+    """Logits are computed under the training policy."""
+    with mock.patch.object(self, "evaluation_model", partial(_training_model, self)):
+        return right(self, batch)
+
+
+def _training_model(trainer: Any) -> Any:
+    return trainer.model, trainer.roles
 
 
 # --- dropout and remat
 
 
-def redraw(right: Callable, self: Any, x: Tensor, layer: int, site: str) -> Tensor:
-    """A second call at the same place, which is that of the recomputed forward, draws anew."""
+def with_remat(**names: str) -> Plant:
+    """Another remat mode by the name of one; "other" stands for all that are not named."""
+    return wrap(
+        model,
+        "through_blocks",
+        lambda right, *args, remat: right(*args, remat=names.get(remat, names.get("other", remat))),
+    )
+
+
+@bug(rung=8)
+@wraps(dropout, "Dropout.__init__")
+def mask_without_micro_step(right, self, rate, **key):
+    """All micro-batches share their masks."""
+    return right(self, rate, **key | {"micro_step": 0})
+
+
+@bug(rung=8)
+@wraps(dropout, "Dropout.key_of")
+def mask_without_layer(right, self, layer, site):
+    """All layers share their masks."""
+    return right(self, min(layer, 0), site)
+
+
+@bug(rung=8)
+@wraps(dropout, "Dropout.__call__")
+def dropout_not_rescaled(right, self, x, *place):
+    """What is kept is not scaled up."""
+    return right(self, x, *place) * (1 - self.rate)
+
+
+@bug(rung=8)
+def mask_probability(size: float = 0.01) -> Plant:
+    """Masks keep a hundredth more."""
+    return wrap(dropout, "bernoulli", lambda right, key, p, *rest: right(key, p + size, *rest))
+
+
+@bug(rung=6, remat="block")
+@wraps(dropout, "Dropout.__call__")
+def dropout_redrawn(right: Callable, self: Any, x: Tensor, layer: int, site: str) -> Tensor:
+    """The recomputed forward draws other masks.
+
+    A second call at the same place is that of the recomputed forward.
+    """
     self.calls = getattr(self, "calls", Counter[tuple[int, str]]())
     self.calls[layer, site] += 1
     return right(self, x, layer + 1000 * (self.calls[layer, site] - 1), site)
 
 
-def with_remat(**names: str) -> Plant:
-    """Another remat mode by the name of one; "other" stands for all that are not named."""
-    return wrap(model, "through_blocks", lambda right, *args, remat: right(
-        *args, remat=names.get(remat, names.get("other", remat))))  # fmt: skip
+@bug(rung=6, remat="sqrt")
+def sqrt_runs_block() -> Plant:
+    """Remat sqrt runs block."""
+    return with_remat(sqrt="block")
+
+
+@bug(rung=6, remat="block")
+def remat_does_nothing() -> Plant:
+    """Nothing is recomputed."""
+    return both(
+        with_remat(other="none"), assign(model, "remat_sublayer", lambda sublayer, remat: sublayer)
+    )
 
 
 # --- resuming
@@ -188,162 +683,27 @@ def with_remat(**names: str) -> Plant:
 def lose_moment(name: str) -> Plant:
     """A resumed run forgets part of Adam's state."""
 
-    def act(trainer: Any, state: Any) -> None:
+    def lose(trainer: Any, state: Any) -> None:
         for moments in trainer.optimizer.state.values():
             moments[name].zero_()
 
-    return after(bridge, "load", act)
+    return after(bridge, "load", lose)
 
 
-BUGS: dict[str, Plant] = {
-    **torch_step.BUGS,
-    **torch_formats.BUGS,
-    **module_formats.BUGS,
-    **torch_world.BUGS,
-    "norm-eps": with_norm_eps(1e-6),
-    "norm-eps-by-default": with_norm_eps(1e-5),
-    "kv-heads-tiled": edit(
-        model.repeat_heads, "x_BTGK.repeat_interleave(heads // groups, dim=2)",
-        "x_BTGK.repeat(1, 1, heads // groups, 1)",
-    ),
-    "norm-after-rotation": edit(
-        model.Attention.mix_tokens, "if self.config.qk_norm:", "if False:", "return self.attend(",
-        "q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)\n"
-        "    return self.attend(",
-    ),
-    "qkv-bias-dropped": edit(
-        model.Attention.forward, "self.qkv(x_RD)",
-        "self.qkv.product(x_RD, self.qkv.weight, 0 * self.qkv.bias)",
-    ),
-    # rows of the head that are no token's, each with a logit of zero
-    "padding-counts": edit(loss.mean_loss, "logits_BTV.to", "F.pad(logits_BTV, (0, 8)).to"),
-    "lora-unscaled": scale_adapters(LoRALinear, lambda scale: 1.0),
-    "lora-scaled-twice": scale_adapters(LoRALinear, lambda scale: scale**2),
-    "lora-b-frozen": assign(LoRALinear, "adapt", lambda self, x: self.product(
-        self.product(x, self.lora_a, None), self.lora_b.detach() + 0 * self.lora_b, None)),
-    "base-trained": train_all(bridge),
-    "rope-unscaled": with_rope(factor=1.0),
-    "decay-of-all": wrap(optim, "decays", lambda right, name, patterns: right(name)),
-    "norms-in-bfloat16": both(
-        wrap(model.LayerNorm, "forward", run_in_bfloat16),
-        wrap(model.RMSNorm, "forward", run_in_bfloat16),
-    ),
-    "erf-gelu": wrap(F, "gelu", lambda right, x, approximate: right(x)),
-    "softmax-scale": attend_with(lambda q, k, v, size=0.1: (q * (1 + size), k, v)),
-    "query-for-key": attend_with(lambda q, k, v: (k, q, v)),
-    "values-of-next-head": attend_with(lambda q, k, v: (q, k, v.roll(1, 2))),
-    "causal-mask-off-by-one": wrap(Tensor, "tril", lambda right, ones: right(ones, 1)),
-    "fused-sees-all": wrap(
-        F, "scaled_dot_product_attention", lambda right, q, k, v, **how: right(q, k, v)
-    ),
-    "documents-seen": forget_of_places(lambda places: replace(
-        places, same_BTT=torch.ones_like(places.same_BTT))),
-    "positions-not-restarted": forget_of_places(lambda places: replace(
-        places, positions_BT=torch.arange(places.t))),
-    "fused-sees-documents": wrap(
-        F, "scaled_dot_product_attention", lambda right, q, k, v, mask, **how: right(
-            q, k, v, torch.ones_like(mask).tril(), **how)),
-    "rope-base": with_rope(base=500_000.0),
-    "rope-interleaved": edit(
-        model.rotate, ".chunk(2, dim=-1)", ".unflatten(-1, (-1, 2)).unbind(-1)", "torch.cat",
-        "torch.stack", "dim=-1)\n    return", "dim=-1).flatten(-2)\n    return",
-    ),
-    "rope-in-float32": edit(
-        model.rotate, "cos, sin = cos_TK[..., None, :], sin_TK[..., None, :]",
-        "cos, sin = cos_TK[..., None, :].float(), sin_TK[..., None, :].float()",
-    ),
-    "swiglu-swapped": edit(
-        model.MLP.forward, "F.silu(self.gate(x_RD)) * self.up", "F.silu(self.up(x_RD)) * self.gate"
-    ),
-    "untied-head": edit(model.GPT.logits, "self.embed.weight", "self.embed.weight.detach()"),
-    "embedding-by-frequency": edit(
-        model.GPT.__init__, "self.head =", "self.embed.scale_grad_by_freq = True\n    self.head ="
-    ),
-    "positions-from-one": edit(
-        model.GPT.hidden, "self.position.weight)", "self.position.weight.roll(-1, 0))"
-    ),
-    "logits-in-float32": edit(
-        model.GPT.logits, "logits_RV = self.head(x_RD, self.embed.weight) if tied",
-        "with torch.autocast(x_RD.device.type, enabled=False):\n"
-        "        logits_RV = F.linear(x_RD, self.embed.weight) if tied",
-    ),
-    "residual-in-bfloat16": wrap(model.Block, "forward", run_in_bfloat16),
-    # the island's tensors are widened, and autocast narrows them again
-    "island-under-autocast": assign(rules, "outside_autocast", lambda function, dtype: (
-        lambda *args: function(*(x.to(dtype) if isinstance(x, Tensor) else x for x in args)))),
-    # `.float()`, under float64 too
-    "island-in-float32": wrap(policy, "as_under", lambda right, *given: replace(
-        right(*given), compute="float32")),
-    "embedding-rounded-forward": round_forward("embed.weight"),
-    "positions-rounded-forward": round_forward("position.weight"),
-    "norm-gains-rounded-forward": round_forward("norm1.weight"),
-    "norm-biases-rounded-forward": round_forward("norm1.bias"),
-    "whole-tree-cast": wrap(step, "batch_loss", cast_whole_tree),
-    "tf32-left-on": both(
-        assign(precision, "float32_matmul", lambda config: "tf32"),
-        round_always(),
-    ),
-    "tf32-forward-only": assign(RoundedProduct, "backward", staticmethod(multiply_back_in_float32)),
-    "gradients-in-compute": products_of_gradients(lambda asked: "float32"),
-    "gradients-in-compute-on-ranks": products_of_gradients(
-        lambda asked: asked if process_count() == 1 else "float32"
-    ),
-    "forward-in-gradients-dtype": wrap(
-        rules.Rules, "in_own_dtype", lambda right, self, roles, function: right(
-            self, replace(roles, compute=roles.grads), function)),
-    "targets-shifted": edit(
-        step.batch_loss, "dropout), batch,",
-        "dropout), batch._replace(targets=batch.targets.roll(1, 1)),",
-    ),
-    "last-token-dropped": edit(
-        step.batch_loss, "dropout), batch,",
-        "dropout)[:, :-1], batch.map_arrays(lambda x: x[:, :-1]),",
-    ),
-    "mean-of-chunks": wrap(chunks, "mean_loss_in_chunks", mean_of_chunks),
-    "head-of-one-chunk": wrap(chunks, "mean_loss_in_chunks", head_of_one_chunk),
-    "chunks-added-in-compute": wrap(chunks, "mean_loss_in_chunks", cast_the_head_once),
-    # each micro-batch divides by its own count, and the means are averaged
-    "mean-of-micro-batch-means": edit(
-        step.Trainer.micro_batch_loss, "dropout, over)", "dropout, None)"
-    ),
-    "mean-over-padding": wrap(step, "mean_count", lambda right, window: torch.tensor(
-        window.targets[0].numel())),
-    "mask-shifted": wrap(step, "batch_loss", shift_mask),
-    # where a target does not count, token 0 does
-    "ignored-token-counted": assign(
-        loss, "average", lambda losses, counts, over: losses.sum() / over),
-    "label-smoothing": wrap(F, "cross_entropy", lambda right, *args, size=1e-3: right(
-        *args, label_smoothing=size)),
-    "batches-differ": wrap(twin.TorchTwin, "step", repeat_window),
-    "evaluation-drops": edit(step.Trainer.evaluate, "roles, None,", "roles, self.dropout(0),"),
-    "evaluation-mean-in-compute": edit(
-        step.Trainer.evaluate, ".mean()",
-        ".mean().to(dtype(self.roles.compute)).to(losses[0].dtype)",
-    ),
-    "stale-evaluation-weights": wrap(OtherPolicy, "evaluation_model", keep_evaluation_model),
-    "sampled-under-training-policy": edit(
-        step.Trainer.logits, "self.evaluation_model()", "self.model, self.roles"
-    ),
-    "whole-context-cut": wrap(twin.TorchTwin, "logits", lambda right, self, tokens: right(
-        self, tokens[-self.config.model.context + 1 :])),
-    "logits-one-late": wrap(
-        twin.TorchTwin, "logits", lambda right, self, tokens: right(
-            self, tokens[: max(1, len(tokens) - 1)])
-    ),
-    "mask-without-micro-step": edit(Dropout.__init__, "step), micro_step)", "step), 0)"),
-    "mask-without-layer": edit(Dropout.key_of, "layer + 1", "min(layer, 0) + 1"),
-    "dropout-not-rescaled": edit(Dropout.__call__, "x * (1 / (1 - self.rate))", "x"),
-    "dropout-redrawn": wrap(Dropout, "__call__", redraw),
-    "mask-probability": wrap(dropout, "bernoulli", lambda right, key, p, *rest, size=0.01: right(
-        key, p + size, *rest)),
-    "sqrt-runs-block": with_remat(sqrt="block"),
-    "remat-does-nothing": both(
-        with_remat(other="none"), assign(model, "remat_sublayer", lambda sublayer, remat: sublayer)
-    ),
-    "blocks-masked-as-first": wrap(  # triu without its diagonal
-        Tensor, "triu", lambda right, ones, k: right(ones, 1)
-    ),
-    "moments-lost": lose_moment("exp_avg_sq"),
-    "adam-count-lost": lose_moment("step"),
-    "growth-tracker-lost": edit(bridge.load, "state.good_steps", "0"),
-}  # fmt: skip
+@bug(rung=1)
+def moments_lost() -> Plant:
+    """A resumed run forgets Adam's second moments."""
+    return lose_moment("exp_avg_sq")
+
+
+@bug(rung=1)
+def adam_count_lost() -> Plant:
+    """A resumed run starts Adam's count anew."""
+    return lose_moment("step")
+
+
+@bug(rung=1, **FP16)
+@wraps(bridge, "load")
+def growth_tracker_lost(right, trainer, state):
+    """A resumed run forgets its good steps."""
+    return right(trainer, replace(state, good_steps=0))

@@ -89,14 +89,23 @@ BUGS: dict[str, Plant] = {
     "recomputed-twice": assign(
         model, "remat_sublayer", lambda sublayer, remat: recompute(sublayer)
     ),
-    "whole-weights-kept": wrap(fsdp, "fully_shard", lambda right, *args, **how: right(
-        *args, **how | {"reshard_after_forward": False})),
-    "blocks-not-divided": wrap(fsdp, "fully_shard", lambda right, module, **how: (
-        module if isinstance(module, model.Block) else right(module, **how))),
-    "reduced-every-time": wrap(mesh, "accumulate", lambda right, model, *, last: right(
-        model, last=True)),
+    "whole-weights-kept": wrap(
+        fsdp,
+        "fully_shard",
+        lambda right, *args, **how: right(*args, **how | {"reshard_after_forward": False}),
+    ),
+    "blocks-not-divided": wrap(
+        fsdp,
+        "fully_shard",
+        lambda right, module, **how: (
+            module if isinstance(module, model.Block) else right(module, **how)
+        ),
+    ),
+    "reduced-every-time": wrap(
+        mesh, "accumulate", lambda right, model, *, last: right(model, last=True)
+    ),
     "scatter-in-strict": both(
         after(precision, "set_switches", allow_any_order),
         assign(torch.nn.Embedding, "forward", lambda self, tokens: self.weight[tokens]),
     ),
-}  # fmt: skip
+}

@@ -1,17 +1,54 @@
-"""Mutants of narrow formats in torch: those of both twins, and those of several processes."""
+"""Planted bugs of narrow formats in PyTorch, beside those of `narrow_formats`."""
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
-import torch_ref.twin
 from lockstep.formats.table import E4M3
-from mutants.narrow_formats import bugs
-from mutants.patch import Plant, after, assign, wrap
-from torch_ref.extra import rules
-from torch_ref.extra.formats import products, rounding
-from torch_ref.extra.formats.delayed import Delayed
+from lockstep.parity.bug import Bug
+from mutants.configs import DDP, DELAYED, NVFP4, OWN_ON_RANKS, POLICY_FP8, SCALED
+from mutants.declare import Declare, replaces, wraps
+from mutants.patch import Later, Plant, after, assign
+
+delayed, products = (
+    Later("torch_ref.extra.formats.delayed"),
+    Later("torch_ref.extra.formats.products"),
+)
+rounding, rules = Later("torch_ref.extra.formats.rounding"), Later("torch_ref.extra.rules")
+
+Tensor = Any
+BUGS: dict[str, Bug] = {}
+bug = Declare("torch", BUGS)
+
+
+@bug(rung=3, **POLICY_FP8)
+def copy_with_another_scale() -> Plant:
+    """The weight's transposed copy has another scale: the gradient's."""
+
+    def backward(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (a, b, _), recipe, own = context.saved_tensors, context.recipe, context.rounding
+        least = own.power_of_two(dy.abs().amax(), E4M3.largest)
+        da = own.quantize(dy, recipe.dy, -1) @ own.round_to(b, E4M3, least).mT
+        db = (own.quantize(dy, recipe.dy, -2).mT @ own.quantize(a, recipe.x, -2)).mT
+        dbias = dy.sum(0) if context.needs_input_grad[3] else None
+        return None, da, db, dbias, None, None, None
+
+    return assign(products.RoundedProduct, "backward", staticmethod(backward))
+
+
+@bug(rung=5, **DELAYED | {"accum": 2})
+@replaces(delayed, "join")
+def amaxes_of_last_micro_batch(one, other):
+    """The history has the last micro-batch alone."""
+    return other
+
+
+@bug(rung=7, **SCALED)
+@wraps(delayed, "Delayed.update_amaxes")
+def amaxes_of_skipped_step(right, self, found, scale, skipped):
+    """A step that is skipped moves the history."""
+    return right(self, found, scale, skipped=False)
+
+
+# --- several processes
 
 
 def look_alone(self: Any, *args: Any) -> None:
@@ -19,25 +56,20 @@ def look_alone(self: Any, *args: Any) -> None:
     self.rounding = rounding.Rounding()
 
 
-def scale_copy_otherwise(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The weight's transposed copy has the gradient's scale."""
-    (a, b, _), recipe, own = context.saved_tensors, context.recipe, context.rounding
-    least = own.power_of_two(dy.abs().amax(), E4M3.largest)
-    da = own.quantize(dy, recipe.dy, -1) @ own.round_to(b, E4M3, least).mT
-    db = (own.quantize(dy, recipe.dy, -2).mT @ own.quantize(a, recipe.x, -2)).mT
-    return None, da, db, dy.sum(0) if context.needs_input_grad[3] else None, None, None, None
+@bug(rung=11, **DELAYED | DDP)
+def amaxes_of_one_rank() -> Plant:
+    """Each rank has a history of its own."""
+    return after(delayed.Delayed, "__init__", look_alone)
 
 
-own_backward = assign(products.RoundedProduct, "backward", staticmethod(scale_copy_otherwise))
-of_skipped_step = wrap(
-    Delayed,
-    "update_amaxes",
-    lambda right, self, found, scale, skipped: right(self, found, scale, skipped=False),
-)
+@bug(rung=11, **NVFP4 | DDP)
+@replaces(rules, "rank")
+def draws_of_one_rank():
+    """All ranks' rows are rounded by the first one's draws."""
+    return 0
 
-BUGS: dict[str, Plant] = {
-    **bugs(torch_ref, torch.roll, lambda one, other: other, own_backward, of_skipped_step),
-    "amaxes-of-one-rank": after(Delayed, "__init__", look_alone),
-    "draws-of-one-rank": assign(rules, "rank", lambda: 0),
-    "scales-of-one-rank": after(rules.Rules, "__init__", look_alone),
-}
+
+@bug(rung=11, **OWN_ON_RANKS)
+def scales_of_one_rank() -> Plant:
+    """A tensor's scale is that of one rank's numbers."""
+    return after(rules.Rules, "__init__", look_alone)

@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._inductor.config  # strict numerics import it: once, and not in each fork
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import OptimConfig
 from lockstep.data.batch import Batch
-from mutants.patch import Plant, after, assign, both, edit, wrap
+from mutants.patch import Plant, after, assign, both, wrap
 from torch_ref import model, optim, step
 from torch_ref.extra.mesh import mesh
 from torch_ref.step import Trainer
@@ -48,6 +49,70 @@ def transpose_linear(self: nn.Linear, x: Tensor) -> Tensor:
     else:
         y = torch.addmm(self.bias[:, None], self.weight, columns)
     return y.T.unflatten(0, x.shape[:-1])
+
+
+def attend_by_einsum(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    places: model.Places,
+    *,
+    dtype: torch.dtype,
+    **_: Any,
+) -> Tensor:
+    """Contractions named by their axes; scores are held keys by queries."""
+    heads, d_head = q_BTHK.shape[2:]
+    k_BTHK, v_BTHK = (model.repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
+    scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(dtype) * d_head**-0.5
+    seen_ST = places.seen(q_BTHK.device).mT
+    probs_BHST = torch.where(seen_ST, scores_BHST, -torch.inf).softmax(dim=-2)
+    return torch.einsum("bhst,bshk->bthk", probs_BHST.to(v_BTHK.dtype), v_BTHK)
+
+
+def attend_with_additive_mask(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    places: model.Places,
+    *,
+    dtype: torch.dtype,
+    matmul: Callable[..., Tensor] = torch.matmul,
+) -> Tensor:
+    """Minus infinity is added to what is not seen; the softmax is written out."""
+    heads, d_head = q_BTHK.shape[2:]
+    q, k, v = (model.repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    scores_BHTT = matmul(q, k.transpose(-2, -1)).to(dtype) / d_head**0.5
+    unseen = ~places.seen(q.device)
+    scores_BHTT = scores_BHTT + scores_BHTT.new_zeros(()).masked_fill(unseen, -torch.inf)
+    exponentials = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
+    probs_BHTT = exponentials / exponentials.sum(-1, keepdim=True)
+    return matmul(probs_BHTT.to(v.dtype), v).transpose(1, 2)
+
+
+def layer_norm(self: model.LayerNorm, x_RD: Tensor) -> Tensor:
+    """By means and a root."""
+    x = x_RD - x_RD.mean(-1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+    x = x * self.weight.to(x.dtype)
+    return x if self.bias is None else x + self.bias.to(x.dtype)
+
+
+def rms_norm(self: model.RMSNorm, x_RD: Tensor) -> Tensor:
+    """By a mean and a root."""
+    assert self.eps is not None
+    root = (x_RD.square().mean(-1, keepdim=True) + self.eps).sqrt()
+    return x_RD / root * self.weight.to(x_RD.dtype)
+
+
+def clip_by_loop(parameters: list[nn.Parameter], clip: float, norms: Tensor) -> Tensor:
+    """By hypot, tensor after tensor."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = grads[0].norm()
+    for grad in grads[1:]:
+        norm = torch.hypot(norm, grad.norm())
+    for grad in grads:
+        grad.mul_(torch.clamp(clip / (norm + 1e-6), max=1.0))
+    return norm
 
 
 def rotate_by_complex_numbers(x_BTHK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
@@ -117,63 +182,39 @@ def use_adamw(kind: type[torch.optim.AdamW], **kernel: bool) -> Plant:
 
 
 WORLD_REWRITES: dict[str, Plant] = {
-    "small-buckets": wrap(DistributedDataParallel, "__init__", lambda right, *args, **rest: right(
-        *args, bucket_cap_mb=0.01, **rest)),
+    "small-buckets": wrap(
+        DistributedDataParallel,
+        "__init__",
+        lambda right, *args, **rest: right(*args, bucket_cap_mb=0.01, **rest),
+    ),
     # the average of averages so far: more exchanges, and the same gradient
-    "reduced-with-every-micro-batch": wrap(mesh, "accumulate", lambda right, model, last: right(
-        model, last=True)),
-}  # fmt: skip
+    "reduced-with-every-micro-batch": wrap(
+        mesh, "accumulate", lambda right, model, last: right(model, last=True)
+    ),
+}
 REWRITES: dict[str, Plant] = {
     **WORLD_REWRITES,
     "qkv-split": after(model.Attention, "__init__", split_qkv),
     "linear-transposed": assign(model.Linear, "forward", transpose_linear),
     # another order in the sums of its gradient
-    "embedding-by-index": assign(
-        nn.Embedding, "forward", lambda self, tokens: self.weight[tokens]
-    ),
-    # contractions named by their axes; scores are held keys by queries
-    "attention-by-einsum": edit(
-        model.attend, "matmul(q, k.transpose(-2, -1))", "torch.einsum('bhsk,bhtk->bhst', k, q)",
-        "places.seen(q.device)", "places.seen(q.device).mT", "dim=-1", "dim=-2",
-        "matmul(probs_BHTT.to(v.dtype), v).transpose(1, 2)",
-        "torch.einsum('bhst,bhsk->bthk', probs_BHTT.to(v.dtype), v)",
-    ),
-    # minus infinity is added to what is not seen; the softmax is written out
-    "additive-mask": edit(
-        model.attend, "dtype) * d_head**-0.5", "dtype) / d_head**0.5",
-        "torch.where(places.seen(q.device), scores_BHTT, -torch.inf)",
-        "scores_BHTT + scores_BHTT.new_zeros(()).masked_fill(~places.seen(q.device), -torch.inf)",
-        "scores_BHTT.softmax(dim=-1)",
-        "(scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()\n"
-        "    probs_BHTT = probs_BHTT / probs_BHTT.sum(-1, keepdim=True)",
-    ),
+    "embedding-by-index": assign(nn.Embedding, "forward", lambda self, tokens: self.weight[tokens]),
+    "attention-by-einsum": assign(model, "attend", attend_by_einsum),
+    "additive-mask": assign(model, "attend", attend_with_additive_mask),
     "rotation-by-complex-numbers": assign(model, "rotate", rotate_by_complex_numbers),
-    # by means and roots
     "norms-written-out": both(
-        edit(model.LayerNorm.forward,
-             "return F.layer_norm(x_RD, self.normalized_shape, weight, bias, self.eps)",
-             "x = x_RD - x_RD.mean(-1, keepdim=True)\n"
-             "    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * weight\n"
-             "    return x if bias is None else x + bias"),
-        edit(model.RMSNorm.forward, "F.rms_norm(x_RD, self.normalized_shape, ",
-             "x_RD / (x_RD.square().mean(-1, keepdim=True) + self.eps).sqrt() * (",
-             ", self.eps)", ")"),
+        assign(model.LayerNorm, "forward", layer_norm), assign(model.RMSNorm, "forward", rms_norm)
     ),
     "activations-written-out": assign(model.MLP, "forward", mlp_written_out),
     "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
     # the last of a window first, each with its own dropout
-    "micro-batches-backwards": edit(
-        Trainer.micro_batch_loss, "batch, dropout =",
-        "micro_step = len(window.tokens) - 1 - micro_step\n    batch, dropout =",
+    "micro-batches-backwards": wrap(
+        Trainer,
+        "micro_batch_loss",
+        lambda right, self, window, over, number: right(
+            self, window, over, len(window.tokens) - 1 - number
+        ),
     ),
-    # by hypot, tensor after tensor
-    "norm-by-loop": edit(
-        optim.clip_by_global_norm, "torch.linalg.vector_norm(norms)",
-        "parameters[0].grad.norm()\n    for p in parameters[1:]:\n"
-        "        norm = torch.hypot(norm, p.grad.norm())",
-        "clip_grads_with_norm_(parameters, clip, norm)",
-        "for p in parameters:\n        p.grad.mul_(torch.clamp(clip / (norm + 1e-6), max=1.0))",
-    ),
+    "norm-by-loop": assign(step, "clip_by_global_norm", clip_by_loop),
     # lists of tensors, or tensor after tensor, in place of the fused kernel
     "foreach-adamw": use_adamw(torch.optim.AdamW, foreach=True),
     "single-tensor-adamw": use_adamw(torch.optim.AdamW, foreach=False),
@@ -181,4 +222,4 @@ REWRITES: dict[str, Plant] = {
     "two-threads": partial(torch.set_num_threads, 2),
     # on a CPU, ATen's and BLAS's own kernels
     "without-onednn": partial(torch.backends.mkldnn.set_flags, False),
-}  # fmt: skip
+}

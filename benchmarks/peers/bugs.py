@@ -1,6 +1,7 @@
 """Planted bugs of examples/minimal, each a mistake that somebody has made by hand.
 
-What they are planted in is imported by the planting: a process has one framework.
+What they are planted in is imported by the planting: a process has one framework. Each changes the
+text of a function: these files are scripts to copy, which have no seams to replace.
 """
 
 from collections.abc import Callable

@@ -157,12 +157,15 @@ def plant(module: str, variant: str) -> None:
 
 
 def preload(module: str) -> None:
-    """Imports the frameworks of a twin: what its mutants import, and its file of others.
+    """Imports a twin of ours with its rewrites; of another twin what its file imports of others.
 
-    The file itself is imported by a worker, for a mutant may change what it imports of ours.
+    That file itself is imported by a worker, for a mutant may change what it imports.
     """
     with suppress(ModuleNotFoundError):
         plants(module)
+        if module.rpartition(".")[0] in VARIANTS:
+            importlib.import_module(module)
+            return
     spec = importlib.util.find_spec(module)
     text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     for name in IMPORTED.findall(text):

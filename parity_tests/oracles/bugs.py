@@ -53,16 +53,17 @@ from lockstep.model.segments import segments
 from lockstep.model.stacked import is_stacked
 from lockstep.parity import case
 from lockstep.train import loss_scale
+from mutants.declare import Make
 from mutants.patch import Plant, after, assign, both, wrap
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A mistake under a name.
+    """A mistake, and the test that must fail under it.
 
     Args:
-        file: the test file of this folder that has the oracle, without test_.
-        test: the test that must fail, without test_.
+        file: the test file of this folder, without test_.
+        test: the test, without test_.
         arguments: the test's.
     """
 
@@ -70,7 +71,21 @@ class Bug:
     file: str
     test: str
     plant: Plant
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...]
+
+
+BUGS: list[Bug] = []
+
+
+def bug(file: str, test: str, *arguments: Any) -> Callable[[Make], Make]:
+    """Declares a bug under its function's name, with the test that must fail."""
+
+    def register(make: Make) -> Make:
+        name = make.__name__.replace("_", "-")
+        BUGS.append(Bug(name, file, test, make(), arguments))
+        return make
+
+    return register
 
 
 JAX, TORCH = jax_impl.step.Trainer, torch_ref.step.Trainer
@@ -89,8 +104,13 @@ def in_both(owners: tuple[Any, ...], name: str, wrong: Callable) -> Plant:
 
 def with_key(**change: Callable[[Any], Any]) -> Plant:
     """Draws each micro-batch by another seed, split, step or micro-step."""
-    return wrap(batches, "batch", lambda right, tokens, **key: right(
-        tokens, **{name: change.get(name, lambda x: x)(x) for name, x in key.items()}))  # fmt: skip
+    return wrap(
+        batches,
+        "batch",
+        lambda right, tokens, **key: right(
+            tokens, **{name: change.get(name, lambda x: x)(x) for name, x in key.items()}
+        ),
+    )
 
 
 def read_first_rows(
@@ -126,20 +146,49 @@ def count_tokens(self: Documents, start: int, stop: int) -> Piece:
     return tokens[:-1], np.where(own, tokens[1:], 0), own
 
 
-DATA: list[tuple[Any, ...]] = [
-    ("windows-repeat-after-1000", "windows_match_philox", with_key(step=lambda step: step % 1000)),
-    ("micro-batches-alike-in-data", "windows_match_philox", with_key(
-        micro_step=lambda micro_step: micro_step % 8)),
-    ("seed-reaches-no-window", "windows_match_philox", with_key(seed=lambda seed: 0)),
-    ("validation-draws-as-training", "windows_match_philox", with_key(
-        split=lambda split: "train")),
-    ("last-window-never-drawn", "windows_match_philox", wrap(
-        batches, "_read", lambda right, tokens, *rest: right(tokens[:-1], *rest))),
-    ("own-rows-are-the-first", "own_rows_are_read_alone", wrap(batches, "batch", read_first_rows)),
-    ("fitting-document-left-out", "packed_rows", wrap(Documents, "whole", leave_out_fitting)),
-    ("no-document-after-the-last", "packed_rows", wrap(Documents, "whole", stop_at_last)),
-    ("token-counts-for-its-target", "masked_stream", assign(Documents, "taken", count_tokens)),
-]  # fmt: skip
+@bug("data", "windows_match_philox")
+def windows_repeat_after_1000() -> Plant:
+    return with_key(step=lambda step: step % 1000)
+
+
+@bug("data", "windows_match_philox")
+def micro_batches_alike_in_data() -> Plant:
+    return with_key(micro_step=lambda micro_step: micro_step % 8)
+
+
+@bug("data", "windows_match_philox")
+def seed_reaches_no_window() -> Plant:
+    return with_key(seed=lambda seed: 0)
+
+
+@bug("data", "windows_match_philox")
+def validation_draws_as_training() -> Plant:
+    return with_key(split=lambda split: "train")
+
+
+@bug("data", "windows_match_philox")
+def last_window_never_drawn() -> Plant:
+    return wrap(batches, "_read", lambda right, tokens, *rest: right(tokens[:-1], *rest))
+
+
+@bug("data", "own_rows_are_read_alone")
+def own_rows_are_the_first() -> Plant:
+    return wrap(batches, "batch", read_first_rows)
+
+
+@bug("data", "packed_rows")
+def fitting_document_left_out() -> Plant:
+    return wrap(Documents, "whole", leave_out_fitting)
+
+
+@bug("data", "packed_rows")
+def no_document_after_the_last() -> Plant:
+    return wrap(Documents, "whole", stop_at_last)
+
+
+@bug("data", "masked_stream")
+def token_counts_for_its_target() -> Plant:
+    return assign(Documents, "taken", count_tokens)
 
 
 # --- initial values, decay, and what is trained
@@ -168,8 +217,9 @@ def trains_if(rule: Callable[[bool, bool, bool], bool]) -> Plant:
 def decays_if(rule: Callable[[bool, str], bool]) -> Plant:
     """In both twins, by whether a tensor should and by its name."""
     owners = jax_impl.step, torch_ref.optim
-    return in_both(owners, "decays", lambda right, name, *patterns: rule(
-        right(name, *patterns), name))  # fmt: skip
+    return in_both(
+        owners, "decays", lambda right, name, *patterns: rule(right(name, *patterns), name)
+    )
 
 
 def reverse_layers(right: Callable, self: Any, measure: Callable, tensors: Any) -> jax.Array:
@@ -177,56 +227,135 @@ def reverse_layers(right: Callable, self: Any, measure: Callable, tensors: Any) 
 
 
 EVERY = "embed,blocks.*.attn,*.norm1"
-INITIAL: list[tuple[Any, ...]] = [
-    ("residual-init-without-2", "initial_values", change_initial(change_ends), "tiny"),
-    ("positions-half-as-wide", "initial_values_match_transformers", change_initial(
-        lambda name, x: x / 2 if name.startswith("position") else x)),
-    ("weights-begin-rounded", "initial_values", change_initial(
-        lambda name, x: x.astype("bfloat16").astype(np.float32)), "tiny"),
-    ("adapters-of-seed-0-beside-given-weights", "adapters_beside_given_weights", wrap(
-        params, "initial", lambda right, model, seed, given=None: right(
-            model, 0 if given else seed, given))),
-    ("adapters-a-third-as-wide", "adapters_match_peft", change_initial(
-        lambda name, x: x / np.float32(math.sqrt(3)) if name.endswith(".lora_a") else x)),
-    ("adapters-add-at-the-start", "adapters_match_peft", change_initial(
-        lambda name, x: x + np.float32(0.01) if name.endswith(".lora_b") else x)),
-    ("seed-reaches-no-weight", "seeds_draw_other_weights", wrap(
-        params, "_initial", lambda right, name, shape, model, seed: right(name, shape, model, 0))),
-    ("layers-begin-alike", "seeds_draw_other_weights", wrap(
-        params, "_initial", lambda right, name, *rest: right(
-            name.lstrip("blocks.0123456789"), *rest))),
-    ("trained-adapters-though-frozen", "trained_parameters", trains_if(
-        lambda frozen, lora, adapter: adapter if lora else not frozen), "lora", "*.mlp"),
-    ("trained-beside-adapters", "trained_parameters", trains_if(
-        lambda frozen, lora, adapter: not frozen), "lora", ""),
-    ("trained-though-frozen", "trained_parameters", trains_if(
-        lambda frozen, lora, adapter: adapter or not lora), "tiny", EVERY),
-    ("trained-but-for-one-a", "trained_parameters", wrap(
-        config_module, "trains", lambda right, name, *rest: right(name, *rest)
-        and not name.endswith("lora_a")), "lora", ""),
-    ("adapters-do-not-decay", "decay", decays_if(
-        lambda decays, name: decays and not name.endswith(ADAPTERS)),
-     "torch", "lora", "", "unroll"),
-    ("only-a-decays", "decay", decays_if(
-        lambda decays, name: decays and not name.endswith(".lora_b")),
-     "jax", "lora", "", "unroll"),
-    ("embeddings-decay", "decay", decays_if(
-        lambda decays, name: decays or name == "embed.weight"), "torch", "tiny", "", "unroll"),
-    ("gains-decay", "decay", decays_if(
-        lambda decays, name: decays or name == "norm.weight"), "torch", "tiny", "", "unroll"),
-    ("patterns-of-decay-forgotten", "decay", in_both(
-        (jax_impl.step, torch_ref.optim), "decays", lambda right, name, patterns: right(name)),
-     "torch", "tiny", "blocks.*.mlp,head", "unroll"),
-    ("stacked-names-decay", "decay", wrap(
-        jax_impl.step, "decays", lambda right, name, patterns: right(
+
+
+@bug("initial", "initial_values", "tiny")
+def residual_init_without_2() -> Plant:
+    return change_initial(change_ends)
+
+
+@bug("initial", "initial_values_match_transformers")
+def positions_half_as_wide() -> Plant:
+    return change_initial(lambda name, x: x / 2 if name.startswith("position") else x)
+
+
+@bug("initial", "initial_values", "tiny")
+def weights_begin_rounded() -> Plant:
+    return change_initial(lambda name, x: x.astype("bfloat16").astype(np.float32))
+
+
+@bug("initial", "adapters_beside_given_weights")
+def adapters_of_seed_0_beside_given_weights() -> Plant:
+    return wrap(
+        params,
+        "initial",
+        lambda right, model, seed, given=None: right(model, 0 if given else seed, given),
+    )
+
+
+@bug("initial", "adapters_match_peft")
+def adapters_a_third_as_wide() -> Plant:
+    return change_initial(
+        lambda name, x: x / np.float32(math.sqrt(3)) if name.endswith(".lora_a") else x
+    )
+
+
+@bug("initial", "adapters_match_peft")
+def adapters_add_at_the_start() -> Plant:
+    return change_initial(lambda name, x: x + np.float32(0.01) if name.endswith(".lora_b") else x)
+
+
+@bug("initial", "seeds_draw_other_weights")
+def seed_reaches_no_weight() -> Plant:
+    return wrap(
+        params, "_initial", lambda right, name, shape, model, seed: right(name, shape, model, 0)
+    )
+
+
+@bug("initial", "seeds_draw_other_weights")
+def layers_begin_alike() -> Plant:
+    return wrap(
+        params,
+        "_initial",
+        lambda right, name, *rest: right(name.lstrip("blocks.0123456789"), *rest),
+    )
+
+
+@bug("initial", "trained_parameters", "lora", "*.mlp")
+def trained_adapters_though_frozen() -> Plant:
+    return trains_if(lambda frozen, lora, adapter: adapter if lora else not frozen)
+
+
+@bug("initial", "trained_parameters", "lora", "")
+def trained_beside_adapters() -> Plant:
+    return trains_if(lambda frozen, lora, adapter: not frozen)
+
+
+@bug("initial", "trained_parameters", "tiny", EVERY)
+def trained_though_frozen() -> Plant:
+    return trains_if(lambda frozen, lora, adapter: adapter or not lora)
+
+
+@bug("initial", "trained_parameters", "lora", "")
+def trained_but_for_one_a() -> Plant:
+    return wrap(
+        config_module,
+        "trains",
+        lambda right, name, *rest: right(name, *rest) and not name.endswith("lora_a"),
+    )
+
+
+@bug("initial", "decay", "torch", "lora", "", "unroll")
+def adapters_do_not_decay() -> Plant:
+    return decays_if(lambda decays, name: decays and not name.endswith(ADAPTERS))
+
+
+@bug("initial", "decay", "jax", "lora", "", "unroll")
+def only_a_decays() -> Plant:
+    return decays_if(lambda decays, name: decays and not name.endswith(".lora_b"))
+
+
+@bug("initial", "decay", "torch", "tiny", "", "unroll")
+def embeddings_decay() -> Plant:
+    return decays_if(lambda decays, name: decays or name == "embed.weight")
+
+
+@bug("initial", "decay", "torch", "tiny", "", "unroll")
+def gains_decay() -> Plant:
+    return decays_if(lambda decays, name: decays or name == "norm.weight")
+
+
+@bug("initial", "decay", "torch", "tiny", "blocks.*.mlp,head", "unroll")
+def patterns_of_decay_forgotten() -> Plant:
+    return in_both(
+        (jax_impl.step, torch_ref.optim), "decays", lambda right, name, patterns: right(name)
+    )
+
+
+@bug("initial", "decay", "jax", "tiny", "blocks.*.mlp,head", "scan")
+def stacked_names_decay() -> Plant:
+    return wrap(
+        jax_impl.step,
+        "decays",
+        lambda right, name, patterns: right(
             name.replace("blocks.0.", "blocks.") if name.startswith("blocks") else name,
-            patterns)), "jax", "tiny", "blocks.*.mlp,head", "scan"),
-    ("stacked-names-are-frozen", "frozen_parameters_stay", wrap(
-        config_module, "trains", lambda right, name, *rest: right(
-            name.replace(".0", "").replace(".1", ""), *rest)), "scan", "jax"),
-    ("norms-of-stacked-layers-turned", "frozen_parameters_stay", wrap(
-        jax_impl.extra.scan.Stacked, "by_tensor", reverse_layers), "scan", "jax"),
-]  # fmt: skip
+            patterns,
+        ),
+    )
+
+
+@bug("initial", "frozen_parameters_stay", "scan", "jax")
+def stacked_names_are_frozen() -> Plant:
+    return wrap(
+        config_module,
+        "trains",
+        lambda right, name, *rest: right(name.replace(".0", "").replace(".1", ""), *rest),
+    )
+
+
+@bug("initial", "frozen_parameters_stay", "scan", "jax")
+def norms_of_stacked_layers_turned() -> Plant:
+    return wrap(jax_impl.extra.scan.Stacked, "by_tensor", reverse_layers)
 
 
 # --- the schedule, clipping, AdamW, the loss scale and what a resumed run loads
@@ -253,38 +382,87 @@ def with_state(bridge: Any, change: Callable[[Any], Any]) -> Plant:
     return wrap(bridge, "load", lambda right, trainer, state: right(trainer, change(state)))
 
 
-SCHEDULE: list[tuple[Any, ...]] = [
-    ("rate-doubles-late", "steps_match_manual_adamw", with_rates(lambda rates: np.where(
-        np.arange(len(rates)) < 31, rates, rates * (1 + 1e-6))), "torch"),
-    ("last-rate-is-the-least", "steps_match_manual_adamw", with_rates(lambda rates: np.append(
-        rates[:-1], rates.max() / 10)), "torch"),
-    ("epsilon-a-hundred-times", "steps_match_manual_adamw", assign(
-        torch_ref.optim, "ADAM_EPS", 1e-6), "torch"),
-    ("decay-of-gradients", "steps_match_manual_adamw", assign(
-        torch_ref.optim, "AdamW", torch.optim.Adam), "torch"),
-    ("beta2-by-default", "steps_match_manual_adamw", wrap(
-        torch_ref.step, "adamw", lambda right, model, optim: right(
-            model, replace(optim, beta2=0.95))), "torch"),
-    ("beta1-by-default-jax", "steps_match_manual_adamw", wrap(
-        jax_impl.optim, "adamw", lambda right, optim, *rest: right(
-            replace(optim, beta1=0.9), *rest)), "jax"),
-    ("clip-by-a-rounded-factor-jax", "clipping_under_half_precision", wrap(
-        jax_impl.optim, "clip_by_global_norm", clip_by_rounded_factor), "jax", "bf16"),
-    ("clip-by-a-rounded-norm", "clipping_under_half_precision", wrap(
-        torch_ref.optim, "clip_grads_with_norm_", lambda right, parameters, clip, norm: right(
-            parameters, clip, norm.bfloat16())), "torch", "fp16"),
-    ("scale-backs-off-by-half", "resumed_after_skips", after(
-        TORCH, "__init__", lambda self, *rest: self.scaler.set_backoff_factor(0.5)), "torch"),
-    ("adam-counts-steps-after-resume", "resumed_after_skips", with_state(
-        jax_impl.io.bridge, lambda state: replace(state, updates=state.step)), "jax"),
-    ("good-steps-lost-on-resume", "resumed_after_skips", with_state(
-        torch_ref.io.bridge, lambda state: replace(state, good_steps=0)), "torch"),
-    ("scale-of-any-step-before", "loss_scale_after_a_change_of_policy", wrap(
-        loss_scale, "carry", lambda right, state, config, rows: right(
-            state, config, [row | {"step": state.step} for row in rows]))),
-    ("scale-that-fell-begins-anew", "loss_scale_after_a_change_of_policy", wrap(
-        loss_scale, "carry", lambda right, state, config, rows: right(state, config, []))),
-]  # fmt: skip
+@bug("schedule", "steps_match_manual_adamw", "torch")
+def rate_doubles_late() -> Plant:
+    return with_rates(lambda rates: np.where(np.arange(len(rates)) < 31, rates, rates * (1 + 1e-6)))
+
+
+@bug("schedule", "steps_match_manual_adamw", "torch")
+def last_rate_is_the_least() -> Plant:
+    return with_rates(lambda rates: np.append(rates[:-1], rates.max() / 10))
+
+
+@bug("schedule", "steps_match_manual_adamw", "torch")
+def epsilon_a_hundred_times() -> Plant:
+    return assign(torch_ref.optim, "ADAM_EPS", 1e-6)
+
+
+@bug("schedule", "steps_match_manual_adamw", "torch")
+def decay_of_gradients() -> Plant:
+    return assign(torch_ref.optim, "AdamW", torch.optim.Adam)
+
+
+@bug("schedule", "steps_match_manual_adamw", "torch")
+def beta2_by_default() -> Plant:
+    return wrap(
+        torch_ref.step,
+        "adamw",
+        lambda right, model, optim: right(model, replace(optim, beta2=0.95)),
+    )
+
+
+@bug("schedule", "steps_match_manual_adamw", "jax")
+def beta1_by_default_jax() -> Plant:
+    return wrap(
+        jax_impl.optim,
+        "adamw",
+        lambda right, optim, *rest: right(replace(optim, beta1=0.9), *rest),
+    )
+
+
+@bug("schedule", "clipping_under_half_precision", "jax", "bf16")
+def clip_by_a_rounded_factor_jax() -> Plant:
+    return wrap(jax_impl.optim, "clip_by_global_norm", clip_by_rounded_factor)
+
+
+@bug("schedule", "clipping_under_half_precision", "torch", "fp16")
+def clip_by_a_rounded_norm() -> Plant:
+    return wrap(
+        torch_ref.optim,
+        "clip_grads_with_norm_",
+        lambda right, parameters, clip, norm: right(parameters, clip, norm.bfloat16()),
+    )
+
+
+@bug("schedule", "resumed_after_skips", "torch")
+def scale_backs_off_by_half() -> Plant:
+    return after(TORCH, "__init__", lambda self, *rest: self.scaler.set_backoff_factor(0.5))
+
+
+@bug("schedule", "resumed_after_skips", "jax")
+def adam_counts_steps_after_resume() -> Plant:
+    return with_state(jax_impl.io.bridge, lambda state: replace(state, updates=state.step))
+
+
+@bug("schedule", "resumed_after_skips", "torch")
+def good_steps_lost_on_resume() -> Plant:
+    return with_state(torch_ref.io.bridge, lambda state: replace(state, good_steps=0))
+
+
+@bug("schedule", "loss_scale_after_a_change_of_policy")
+def scale_of_any_step_before() -> Plant:
+    return wrap(
+        loss_scale,
+        "carry",
+        lambda right, state, config, rows: right(
+            state, config, [row | {"step": state.step} for row in rows]
+        ),
+    )
+
+
+@bug("schedule", "loss_scale_after_a_change_of_policy")
+def scale_that_fell_begins_anew() -> Plant:
+    return wrap(loss_scale, "carry", lambda right, state, config, rows: right(state, config, []))
 
 
 # --- evaluation
@@ -296,9 +474,10 @@ def tile_heads(right: Callable, function: Any, q: Any, k: Any, v: Any, **how: An
 
 
 HEADS_TAKE_TURNS = in_both(
-    (jax_impl.model, jax_impl.extra.attention), "repeat_heads",
+    (jax_impl.model, jax_impl.extra.attention),
+    "repeat_heads",
     lambda right, x, heads: jnp.tile(x, (1, 1, heads // x.shape[2], 1)),
-)  # fmt: skip
+)
 
 
 def evaluate_in_float32(self: Any) -> Any:
@@ -314,44 +493,106 @@ def evaluate_by_training(right: Callable, self: Any, batches: Batch) -> jax.Arra
 
 
 BY_TRAINING = wrap(JAX, "evaluate", evaluate_by_training)
-EVALUATION: list[tuple[Any, ...]] = [
-    ("evaluation-of-the-first-batch", "loss_matches_numpy", wrap(
-        TORCH, "evaluate", lambda right, self, batches: right(self, batches.select(slice(1)))),
-     "torch", "bf16", ""),
-    ("token-0-is-ignored", "loss_matches_numpy", wrap(
-        F, "cross_entropy", lambda right, *given, **how: right(*given, ignore_index=0, **how)),
-     "torch", "bf16", ""),
-    ("masked-loss-over-all", "loss_matches_numpy", assign(
-        torch_ref.loss, "average", lambda losses, counts, over: (
-            torch.where(counts, losses, 0).mean())), "torch", "fp64", "masked"),
-    ("grouped-queries-take-turns", "grouped_queries_match_transformers", wrap(
-        torch_ref.extra.attention, "sdpa", tile_heads), "torch"),
-    ("grouped-queries-take-turns-in-blocks", "grouped_queries_match_transformers",
-     HEADS_TAKE_TURNS, "jax"),
-    ("evaluated-with-weights-of-training-jax", "scores_in_the_evaluation_policy", assign(
-        JAX_EVALUATION, "evaluation_model", lambda self, state: self.eval_model(state.params)),
-     "jax", "bf16-weights"),
-    ("evaluated-with-weights-of-training", "scores_in_the_evaluation_policy", assign(
-        TORCH_EVALUATION, "evaluation_model", evaluate_in_float32), "torch", "bf16-weights"),
-    ("float64-s-scores-in-float32", "scores_in_the_evaluation_policy", wrap(
-        jax_impl.twin.JaxTwin, "logits", lambda right, self, tokens: right(self, tokens).astype(
-            np.float32 if self.config.precision.eval_policy else np.float64)), "jax", "fp64"),
-    ("evaluated-under-training-s-autocast", "scores_in_the_evaluation_policy", wrap(
-        TORCH_EVALUATION, "evaluation_model", lambda right, self: (right(self)[0], self.roles)),
-     "torch", "fp32"),
-    ("chunks-are-evaluated-as-in-training", "loss_in_the_evaluation_policy", wrap(
-        torch_ref.extra.chunks.InChunks, "batch_loss",
+
+
+@bug("evaluation", "loss_matches_numpy", "torch", "bf16", "")
+def evaluation_of_the_first_batch() -> Plant:
+    return wrap(
+        TORCH, "evaluate", lambda right, self, batches: right(self, batches.select(slice(1)))
+    )
+
+
+@bug("evaluation", "loss_matches_numpy", "torch", "bf16", "")
+def token_0_is_ignored() -> Plant:
+    return wrap(
+        F, "cross_entropy", lambda right, *given, **how: right(*given, ignore_index=0, **how)
+    )
+
+
+@bug("evaluation", "loss_matches_numpy", "torch", "fp64", "masked")
+def masked_loss_over_all() -> Plant:
+    return assign(
+        torch_ref.loss,
+        "average",
+        lambda losses, counts, over: torch.where(counts, losses, 0).mean(),
+    )
+
+
+@bug("evaluation", "grouped_queries_match_transformers", "torch")
+def grouped_queries_take_turns() -> Plant:
+    return wrap(torch_ref.extra.attention, "sdpa", tile_heads)
+
+
+@bug("evaluation", "grouped_queries_match_transformers", "jax")
+def grouped_queries_take_turns_in_blocks() -> Plant:
+    return HEADS_TAKE_TURNS
+
+
+@bug("evaluation", "scores_in_the_evaluation_policy", "jax", "bf16-weights")
+def evaluated_with_weights_of_training_jax() -> Plant:
+    return assign(
+        JAX_EVALUATION, "evaluation_model", lambda self, state: self.eval_model(state.params)
+    )
+
+
+@bug("evaluation", "scores_in_the_evaluation_policy", "torch", "bf16-weights")
+def evaluated_with_weights_of_training() -> Plant:
+    return assign(TORCH_EVALUATION, "evaluation_model", evaluate_in_float32)
+
+
+@bug("evaluation", "scores_in_the_evaluation_policy", "jax", "fp64")
+def float64_s_scores_in_float32() -> Plant:
+    return wrap(
+        jax_impl.twin.JaxTwin,
+        "logits",
+        lambda right, self, tokens: right(self, tokens).astype(
+            np.float32 if self.config.precision.eval_policy else np.float64
+        ),
+    )
+
+
+@bug("evaluation", "scores_in_the_evaluation_policy", "torch", "fp32")
+def evaluated_under_training_s_autocast() -> Plant:
+    return wrap(
+        TORCH_EVALUATION, "evaluation_model", lambda right, self: (right(self)[0], self.roles)
+    )
+
+
+@bug("evaluation", "loss_in_the_evaluation_policy", "torch", "3")
+def chunks_are_evaluated_as_in_training() -> Plant:
+    return wrap(
+        torch_ref.extra.chunks.InChunks,
+        "batch_loss",
         lambda right, self, model, batch, roles, *rest: right(
-            self, model, batch, self.roles, *rest)), "torch", "3"),
-    ("loss-evaluated-as-in-training", "loss_in_the_evaluation_policy", wrap(
-        TORCH, "batch_loss", lambda right, self, model, batch, roles, *rest: right(
-            self, model, batch, self.roles, *rest)), "torch", "1"),
-    ("chunks-are-evaluated-by-training-s-model", "loss_in_the_evaluation_policy", BY_TRAINING,
-     "jax", "3"),
-    ("evaluated-by-training-s-model", "loss_in_the_evaluation_policy", BY_TRAINING, "jax", "1"),
-    ("evaluation-policy-forgotten", "scores_in_the_evaluation_policy", assign(
-        Config, "eval_dtypes", property(lambda self: self.dtypes)), "jax", "bf16-weights"),
-]  # fmt: skip
+            self, model, batch, self.roles, *rest
+        ),
+    )
+
+
+@bug("evaluation", "loss_in_the_evaluation_policy", "torch", "1")
+def loss_evaluated_as_in_training() -> Plant:
+    return wrap(
+        TORCH,
+        "batch_loss",
+        lambda right, self, model, batch, roles, *rest: right(
+            self, model, batch, self.roles, *rest
+        ),
+    )
+
+
+@bug("evaluation", "loss_in_the_evaluation_policy", "jax", "3")
+def chunks_are_evaluated_by_training_s_model() -> Plant:
+    return BY_TRAINING
+
+
+@bug("evaluation", "loss_in_the_evaluation_policy", "jax", "1")
+def evaluated_by_training_s_model() -> Plant:
+    return BY_TRAINING
+
+
+@bug("evaluation", "scores_in_the_evaluation_policy", "jax", "bf16-weights")
+def evaluation_policy_forgotten() -> Plant:
+    return assign(Config, "eval_dtypes", property(lambda self: self.dtypes))
 
 
 # --- delayed scaling
@@ -361,8 +602,11 @@ DELAYED = torch_ref.extra.formats.delayed.Delayed
 
 def record_over(history: Callable[[Any, Any], Any]) -> Plant:
     """Records a step's amaxes in front of another history."""
-    return wrap(NeutralRounding, "record", lambda right, self, kept, *found: right(
-        self, history(self, kept), *found))  # fmt: skip
+    return wrap(
+        NeutralRounding,
+        "record",
+        lambda right, self, kept, *found: right(self, history(self, kept), *found),
+    )
 
 
 def forget_processes(name: str) -> Plant:
@@ -382,23 +626,49 @@ def record_alone(self: Any, found: Any, scale: float, *, skipped: bool) -> None:
     self.give_scales(self.model, self.amaxes)
 
 
-FORMATS: list[tuple[Any, ...]] = [
-    ("amaxes-of-the-scaled-loss", "history_of_amaxes", in_both(
-        ROUNDINGS, "units", lambda right, self, history, scale: right(self, history, 1.0)), "jax"),
-    ("history-of-one-step", "history_of_amaxes", record_over(
-        lambda self, history: 0 * history), "torch"),
-    ("history-never-forgets", "history_of_amaxes", record_over(
-        lambda self, history: 0 * history + self.amax(history, 1)), "jax"),
-    ("tensor-scaled-by-own-rows", "scales_of_all_rows", wrap(
-        ROUNDINGS[1], "over_processes", lambda right, self, x: (
-            x if x.numel() == 1 else right(self, x))), "fp8"),
-    ("amaxes-of-own-loss", "histories_of_processes", assign(
-        DELAYED, "update_amaxes", record_alone)),
-    ("scales-of-own-loss", "histories_of_processes", forget_processes("give_scales")),
-    ("amaxes-of-skipped-steps", "histories_of_processes", wrap(
-        DELAYED, "update_amaxes", lambda right, self, found, scale, skipped: right(
-            self, found, scale, skipped=False))),
-]  # fmt: skip
+@bug("formats", "history_of_amaxes", "jax")
+def amaxes_of_the_scaled_loss() -> Plant:
+    return in_both(
+        ROUNDINGS, "units", lambda right, self, history, scale: right(self, history, 1.0)
+    )
+
+
+@bug("formats", "history_of_amaxes", "torch")
+def history_of_one_step() -> Plant:
+    return record_over(lambda self, history: 0 * history)
+
+
+@bug("formats", "history_of_amaxes", "jax")
+def history_never_forgets() -> Plant:
+    return record_over(lambda self, history: 0 * history + self.amax(history, 1))
+
+
+@bug("formats", "scales_of_all_rows", "fp8")
+def tensor_scaled_by_own_rows() -> Plant:
+    return wrap(
+        ROUNDINGS[1],
+        "over_processes",
+        lambda right, self, x: x if x.numel() == 1 else right(self, x),
+    )
+
+
+@bug("formats", "histories_of_processes")
+def amaxes_of_own_loss() -> Plant:
+    return assign(DELAYED, "update_amaxes", record_alone)
+
+
+@bug("formats", "histories_of_processes")
+def scales_of_own_loss() -> Plant:
+    return forget_processes("give_scales")
+
+
+@bug("formats", "histories_of_processes")
+def amaxes_of_skipped_steps() -> Plant:
+    return wrap(
+        DELAYED,
+        "update_amaxes",
+        lambda right, self, found, scale, skipped: right(self, found, scale, skipped=False),
+    )
 
 
 # --- several devices
@@ -427,22 +697,39 @@ def count_own(self: Any, window: Batch) -> torch.Tensor:
     return MESH_MODULE.mean(loss.share_count(loss.count_targets(window), window), self.mesh)
 
 
-MESH: list[tuple[Any, ...]] = [
-    ("parts-of-a-model-draw-alike", "masks_of_devices_are_independent", seed_by_axis("data"),
-     "fast"),
-    ("copies-of-a-model-draw-alike", "masks_of_devices_are_independent", seed_by_axis("fsdp"),
-     "fast"),
-    ("devices-draw-alike", "masks_of_devices_are_independent", assign(
-        MESH_MODULE, "seed_torch", lambda key: None), "fast"),
-    ("devices-draw-the-first-rows", "masks_of_devices_are_independent", assign(
-        OwnRowsDropout, "draw", torch_ref.dropout.Dropout.draw), "strict"),
-    ("devices-draw-other-rows", "strict_masks_match_one_device", wrap(
-        OwnRowsDropout, "draw", draw_next_rows)),
-    ("devices-count-alone", "mean_count_over_devices", wrap(
-        MESH_MODULE, "mean", lambda right, x, mesh: (right(x.clone(), mesh), x)[1])),
-    ("a-device-without-targets-counts-one", "mean_count_over_devices", assign(
-        OnMesh, "mean_count", count_own)),
-]  # fmt: skip
+@bug("mesh", "masks_of_devices_are_independent", "fast")
+def parts_of_a_model_draw_alike() -> Plant:
+    return seed_by_axis("data")
+
+
+@bug("mesh", "masks_of_devices_are_independent", "fast")
+def copies_of_a_model_draw_alike() -> Plant:
+    return seed_by_axis("fsdp")
+
+
+@bug("mesh", "masks_of_devices_are_independent", "fast")
+def devices_draw_alike() -> Plant:
+    return assign(MESH_MODULE, "seed_torch", lambda key: None)
+
+
+@bug("mesh", "masks_of_devices_are_independent", "strict")
+def devices_draw_the_first_rows() -> Plant:
+    return assign(OwnRowsDropout, "draw", torch_ref.dropout.Dropout.draw)
+
+
+@bug("mesh", "strict_masks_match_one_device")
+def devices_draw_other_rows() -> Plant:
+    return wrap(OwnRowsDropout, "draw", draw_next_rows)
+
+
+@bug("mesh", "mean_count_over_devices")
+def devices_count_alone() -> Plant:
+    return wrap(MESH_MODULE, "mean", lambda right, x, mesh: (right(x.clone(), mesh), x)[1])
+
+
+@bug("mesh", "mean_count_over_devices")
+def a_device_without_targets_counts_one() -> Plant:
+    return assign(OnMesh, "mean_count", count_own)
 
 
 # --- dropout, wrong in both twins alike
@@ -456,20 +743,37 @@ def drop_without_scale(right: Callable, self: Any, x: Any, *place: Any) -> Any:
     return right(self, x, *place) * (1 - self.rate)
 
 
-DROPOUT: list[tuple[Any, ...]] = [
-    ("embedding-is-not-dropped", "dropout_matches_transformers", in_both(
-        DROPOUTS, "__call__", keep_embedding), "torch"),
-    ("kept-are-not-scaled", "dropout_matches_transformers", in_both(
-        DROPOUTS, "__call__", drop_without_scale), "jax"),
-    ("mlp-drops-as-attention", "dropout_matches_transformers", in_both(
-        DROPOUTS, "key_of", lambda right, self, layer, site: right(
-            self, layer, site.replace("mlp", "attention"))), "torch"),
-    ("layers-drop-alike", "dropout_matches_transformers", in_both(
-        DROPOUTS, "key_of", lambda right, self, layer, site: right(self, 0, site)), "jax"),
-    ("micro-batches-drop-alike", "dropout_matches_transformers", in_both(
-        DROPOUTS, "__init__", lambda right, self, rate, **key: right(
-            self, rate, **key | {"micro_step": 0})), "jax"),
-]  # fmt: skip
+@bug("dropout", "dropout_matches_transformers", "torch")
+def embedding_is_not_dropped() -> Plant:
+    return in_both(DROPOUTS, "__call__", keep_embedding)
+
+
+@bug("dropout", "dropout_matches_transformers", "jax")
+def kept_are_not_scaled() -> Plant:
+    return in_both(DROPOUTS, "__call__", drop_without_scale)
+
+
+@bug("dropout", "dropout_matches_transformers", "torch")
+def mlp_drops_as_attention() -> Plant:
+    return in_both(
+        DROPOUTS,
+        "key_of",
+        lambda right, self, layer, site: right(self, layer, site.replace("mlp", "attention")),
+    )
+
+
+@bug("dropout", "dropout_matches_transformers", "jax")
+def layers_drop_alike() -> Plant:
+    return in_both(DROPOUTS, "key_of", lambda right, self, layer, site: right(self, 0, site))
+
+
+@bug("dropout", "dropout_matches_transformers", "jax")
+def micro_batches_drop_alike() -> Plant:
+    return in_both(
+        DROPOUTS,
+        "__init__",
+        lambda right, self, rate, **key: right(self, rate, **key | {"micro_step": 0}),
+    )
 
 
 # --- attention by kernels
@@ -480,42 +784,72 @@ def call_cudnn(change: Callable[..., Any]) -> Plant:
     return wrap(jax_impl.extra.attention, "scaled_dot_product_attention", change)
 
 
-ATTENTION: list[tuple[Any, ...]] = [
-    ("cudnn-sees-other-documents", "attention_matches_numpy", call_cudnn(
-        lambda right, q, k, v, mask, **how: right(q, k, v, None, **how)),
-     "jax", "cudnn", "packed"),
-    ("cudnn-sees-what-comes", "attention_matches_numpy", call_cudnn(
-        lambda right, *given, is_causal: right(*given, is_causal=False)),
-     "jax", "cudnn", "plain"),
-    ("cudnn-scales-twice", "attention_matches_numpy", call_cudnn(
-        lambda right, q, *rest, **how: right(q * q.shape[-1] ** -0.5, *rest, **how)),
-     "jax", "cudnn", "plain"),
-    ("cudnn-s-heads-take-turns", "attention_matches_numpy", call_cudnn(
-        lambda right, q, *rest, **how: right(q[:, :, ::-1], *rest, **how)),
-     "jax", "cudnn", "packed"),
-    ("flash-heads-take-turns", "attention_matches_numpy", HEADS_TAKE_TURNS,
-     "jax", "flash", "plain"),
-    ("flash-scales-by-all-heads", "attention_matches_numpy", wrap(
-        jax_impl.extra.attention, "flash_attention", lambda right, q, *rest, **how: right(
-            q * q.shape[2] ** -0.5, *rest, **how)), "jax", "flash", "plain"),
-]  # fmt: skip
+@bug("attention", "attention_matches_numpy", "jax", "cudnn", "packed")
+def cudnn_sees_other_documents() -> Plant:
+    return call_cudnn(lambda right, q, k, v, mask, **how: right(q, k, v, None, **how))
+
+
+@bug("attention", "attention_matches_numpy", "jax", "cudnn", "plain")
+def cudnn_sees_what_comes() -> Plant:
+    return call_cudnn(lambda right, *given, is_causal: right(*given, is_causal=False))
+
+
+@bug("attention", "attention_matches_numpy", "jax", "cudnn", "plain")
+def cudnn_scales_twice() -> Plant:
+    return call_cudnn(lambda right, q, *rest, **how: right(q * q.shape[-1] ** -0.5, *rest, **how))
+
+
+@bug("attention", "attention_matches_numpy", "jax", "cudnn", "packed")
+def cudnn_s_heads_take_turns() -> Plant:
+    return call_cudnn(lambda right, q, *rest, **how: right(q[:, :, ::-1], *rest, **how))
+
+
+@bug("attention", "attention_matches_numpy", "jax", "flash", "plain")
+def flash_heads_take_turns() -> Plant:
+    return HEADS_TAKE_TURNS
+
+
+@bug("attention", "attention_matches_numpy", "jax", "flash", "plain")
+def flash_scales_by_all_heads() -> Plant:
+    return wrap(
+        jax_impl.extra.attention,
+        "flash_attention",
+        lambda right, q, *rest, **how: right(q * q.shape[2] ** -0.5, *rest, **how),
+    )
 
 
 # --- the judge
 
-JUDGE: list[tuple[Any, ...]] = [
-    ("gap-relative-to-ours", "norm_gap", wrap(compare, "norm_gap", lambda right, a, b: right(
-        b, a))),
-    ("starts-are-not-perturbed", "starts_are_perturbed", assign(
-        case, "disturb", lambda weights, generator: weights)),
-    ("gains-of-a-start-are-one", "starts_are_perturbed", wrap(
-        case, "disturb", lambda right, weights, generator: {
+
+@bug("judge", "norm_gap")
+def gap_relative_to_ours() -> Plant:
+    return wrap(compare, "norm_gap", lambda right, a, b: right(b, a))
+
+
+@bug("judge", "starts_are_perturbed")
+def starts_are_not_perturbed() -> Plant:
+    return assign(case, "disturb", lambda weights, generator: weights)
+
+
+@bug("judge", "starts_are_perturbed")
+def gains_of_a_start_are_one() -> Plant:
+    return wrap(
+        case,
+        "disturb",
+        lambda right, weights, generator: {
             name: x if x.ndim > 1 else weights[name]
-            for name, x in right(weights, generator).items()})),
-    ("all-starts-are-one", "starts_are_perturbed", wrap(
-        case, "disturb", lambda right, weights, generator: right(
-            weights, np.random.default_rng(0)))),
-]  # fmt: skip
+            for name, x in right(weights, generator).items()
+        },
+    )
+
+
+@bug("judge", "starts_are_perturbed")
+def all_starts_are_one() -> Plant:
+    return wrap(
+        case,
+        "disturb",
+        lambda right, weights, generator: right(weights, np.random.default_rng(0)),
+    )
 
 
 # --- remat
@@ -537,20 +871,16 @@ def count_segments(right: Callable, segment: Callable, stacked: Any, x: Any) -> 
     return right(lambda params, i, x: segment(params, i // size, x), stacked, x)
 
 
-REMAT: list[tuple[Any, ...]] = [
-    ("segments-count-from-0", "segments_keep_their_masks", wrap(
-        torch_ref.model, "through_blocks", count_in_segment), "torch", "unroll"),
-    ("segments-count-from-0-jax", "segments_keep_their_masks", wrap(
-        jax_impl.model, "through_blocks", count_in_segment), "jax", "unroll"),
-    ("segments-count-segments", "segments_keep_their_masks", wrap(
-        jax_impl.extra.scan, "scan_segments", count_segments), "jax", "scan"),
-]  # fmt: skip
+@bug("remat", "segments_keep_their_masks", "torch", "unroll")
+def segments_count_from_0() -> Plant:
+    return wrap(torch_ref.model, "through_blocks", count_in_segment)
 
-FILES = {"data": DATA, "initial": INITIAL, "schedule": SCHEDULE, "evaluation": EVALUATION,
-         "formats": FORMATS, "mesh": MESH, "dropout": DROPOUT, "attention": ATTENTION,
-         "judge": JUDGE, "remat": REMAT}  # fmt: skip
-BUGS = [
-    Bug(name, file, test, plant, tuple(arguments))
-    for file, bugs in FILES.items()
-    for name, test, plant, *arguments in bugs
-]
+
+@bug("remat", "segments_keep_their_masks", "jax", "unroll")
+def segments_count_from_0_jax() -> Plant:
+    return wrap(jax_impl.model, "through_blocks", count_in_segment)
+
+
+@bug("remat", "segments_keep_their_masks", "jax", "scan")
+def segments_count_segments() -> Plant:
+    return wrap(jax_impl.extra.scan, "scan_segments", count_segments)

@@ -26,7 +26,7 @@ DEEP: dict[str, Any] = {
 }  # fmt: skip
 GPT2 = {"model": "gpt2", "policy": "bf16", "batch_size": 64}
 FEW = {"model": "gpt2", "policy": "bf16", "context": 16, "batch_size": 1, "remat": "block"}
-MUTANTS = {
+MUTANTS: dict[str, Any] = {
     "jax": jax_cuda.BUGS["nothing-recomputed"],
     "torch": torch_bugs.BUGS["remat-does-nothing"],
 }

@@ -8,10 +8,10 @@ import pytest
 from lockstep.judge.verdict import Verdict
 from lockstep.parity import ladder, matrix
 from lockstep.parity.case import Case
-from lockstep.parity.catalogue import GRADS
 from lockstep.parity.ladder import RUNGS, WORLDS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from mutants.configs import GRADS
 from parity_tests.tiers import tier
 
 Row = dict[str, Any]
