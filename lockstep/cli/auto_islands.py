@@ -28,7 +28,7 @@ def take(given: dict[str, Any]) -> dict[str, float]:
     asked = {name: given.pop(name) for name in FLAGS if name in given}
     if given.get("fp32_islands") != AUTO:
         for name, value in asked.items():
-            require(False, f"--{name}", value, f"is of --fp32-islands {AUTO}; give both")
+            require(False, f"--{name}", value, f"needs --fp32-islands {AUTO}; give both")
         return {}
     require(len(asked) == 1, "--fp32-islands", AUTO, "give --budget or --error, one of them")
     del given["fp32_islands"]

@@ -59,7 +59,7 @@ def _export(given: argparse.Namespace) -> int:
     if given.format != "safetensors":
         others = {"--max-shard-size": given.max_shard_size, "--adapters": given.adapters}
         for flag, value in others.items():
-            require(not value, flag, value, "is of --format safetensors; drop it")
+            require(not value, flag, value, "needs --format safetensors; drop it")
     if given.format == "onnx":
         int8 = given.dtype == "int8"
         print(export_onnx(run, to, step=given.step, int8=int8, warn=warn).text(to))

@@ -40,7 +40,7 @@ def announce(given: dict[str, Any], mesh: Mesh | None) -> None:
     coordinator, count, number = (given.pop(name, None) for name in FLAGS)
     if coordinator is None:
         for name, value in zip(FLAGS[1:], (count, number)):
-            remedy = "is of several processes; give --coordinator HOST:PORT, too"
+            remedy = "needs --coordinator HOST:PORT; give both"
             require(value is None, flag_name(name), value, remedy)
         return
     known = re.fullmatch(r"auto|[^\s:]+:\d{1,5}|\[[\d:a-f]+\]:\d{1,5}", coordinator)

@@ -53,7 +53,12 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
     require(out != "", "--out", "''", "is empty; name a directory")
     run = Path(out) if out else None
     if resume:
-        require(not goal, "--fp32-islands", auto_islands.AUTO, "the run has its islands; drop it")
+        require(
+            not goal,
+            "--fp32-islands",
+            auto_islands.AUTO,
+            "the run keeps the islands that it began with; drop it",
+        )
         require(not overwrite, "--resume", "--overwrite", "exclude each other; drop one")
         if run is None:
             raise UserError("--resume: no run is named; give --out RUN")

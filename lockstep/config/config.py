@@ -69,11 +69,11 @@ class Config:
         for flag, name in self.recipes.items():
             self._check_recipe(flag, name)
         unknown = set(self.eval_dtypes.histories) - set(self.dtypes.histories)
-        remedy = "has scales of steps that were not trained in it; use fp8, or train in it, too"
+        remedy = "needs amax histories, which only fp8-delayed training records; use fp8"
         require(not unknown, "--eval-policy", self.precision.eval_policy, remedy)
         given = {name: text for name, (text, *_) in self._patterns.items()} | self.recipes
         patterns = " or ".join(f"{name} {text}" for name, text in given.items())
-        remedy = f"is one program for all layers, but {patterns} is for some"
+        remedy = f"scanned layers must be identical, but {patterns} changes some"
         fits = self.execution.layers != "scan" or self.alike
         require(fits, "--layers", "scan", f"{remedy}; use --layers unroll")
 
@@ -87,7 +87,7 @@ class Config:
             drawn = own.stochastic and module == "head"
             require(not drawn, formats.FIELD, said, "has no draws for the head; use another")
             chunked = own.delayed and module == "head"
-            remedy = "has one product a step, and the head one for each chunk; use fp8"
+            remedy = "has one amax history, but the head is computed in chunks; use fp8"
             require(not chunked, formats.FIELD, said, remedy)
             if own.recipe:
                 weight = "embed" if module == "head" and model.tied else module

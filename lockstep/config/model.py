@@ -142,7 +142,7 @@ class ModelConfig:
         usable = math.isfinite(self.lora_alpha) and self.lora_alpha > 0
         require(usable, "--lora-alpha", self.lora_alpha, "must be above 0")
         if self.lora_targets:
-            remedy = "are of adapters, but there are none; give --lora-rank"
+            remedy = "needs adapters; give --lora-rank"
             require(self.lora_rank > 0, "--lora-targets", self.lora_targets, remedy)
             linears = [name for name in self.matmuls[:-1] if not name.endswith(".attend")]
             islands.check(self.lora_targets, linears, "--lora-targets")

@@ -68,8 +68,11 @@ def compare(a: History, b: History) -> list[str]:
     lines = listing.in_columns(rows) if len(rows) > 1 else ["their settings are the same"]
     lines += history.describe_parting(history.part(a, b))
     if not history.are_one_experiment(a.config, b.config):
-        return [*lines, "another model, other data or optimization: their curves are not one"]
-    return [*lines, "whether that is rounding says lockstep curves A B"]
+        return [
+            *lines,
+            "the runs differ in model, data or optimizer settings, so their curves need not match",
+        ]
+    return [*lines, "to test whether the gap is rounding, run: lockstep curves A B"]
 
 
 def _prune(folder: Path, yes: bool) -> None:

@@ -42,7 +42,9 @@ def sample(
     for _ in range(length):
         scores = twin.logits(np.array(tokens[-context:], np.int32))[:vocab]
         if not np.isfinite(scores).all():
-            raise UserError("scores nan or inf: the weights are useless; use an earlier checkpoint")
+            raise UserError(
+                "scores nan or inf: the weights have diverged; use an earlier checkpoint"
+            )
         chosen = choose(scores, temperature, top_k, generator)
         if chosen in end:
             break

@@ -94,7 +94,7 @@ def _train(
     )
     with lock.hold_lock(out):
         if resume and found != checkpoint.listing(out):
-            raise UserError(f"{out}: another trainer went on with it just now; try again")
+            raise UserError(f"{out}: another trainer continued it meanwhile; try again")
         if not resume:
             directory.empty(out)
         directory.write_record(out, record)
@@ -189,9 +189,9 @@ def restore(
     shapes = {name: array.shape for name, array in state.params.items()}
     problem = ""
     if shapes != params.shapes(config.model):
-        problem = "its model is not that of the run's checkpoints"
+        problem = "its model differs from the one in the checkpoints"
     elif list(state.mu) != config.trained:
-        problem = "what it trains is not what has moments in the run's checkpoints"
+        problem = "its trained parameters are not those that have moments in the checkpoints"
     if problem:
         raise UserError(f"{out / 'config.json'}: {problem}; restore it or start a new run")
     return state

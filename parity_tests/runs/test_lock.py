@@ -63,7 +63,7 @@ def test_a_run_that_went_on_meanwhile_is_not_resumed(
 
     monkeypatch.setattr(lock, "hold_lock", late)
     assert resume("--steps 9") == exits.MISTAKE
-    assert "run: another trainer went on with it just now; try again" in capsys.readouterr().err
+    assert "run: another trainer continued it meanwhile; try again" in capsys.readouterr().err
 
 
 def test_a_lock_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
