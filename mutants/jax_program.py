@@ -30,7 +30,10 @@ def functions(config: Config) -> dict[str, Callable[..., Any]]:
 
     def optimizer(model: GPT) -> Any:
         def mask(params: Any) -> Any:
-            return jax.tree_util.tree_map_with_path(lambda path, x: decays(_name(path)), params)
+            def decayed(path: Any, x: Array) -> bool:
+                return decays(_name(path), config.optim.decay)
+
+            return jax.tree_util.tree_map_with_path(decayed, params)
 
         def norms(grads: Any) -> Array:
             return jnp.stack(list(map(optax.tree.norm, jax.tree.leaves(grads))))

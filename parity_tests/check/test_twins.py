@@ -4,7 +4,10 @@ import itertools
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from lockstep.check import twins
 from lockstep.check.compare import Options
@@ -13,6 +16,8 @@ from lockstep.parity import matrix
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from mutants import jax_program
+from parity_tests.pair import toy
 from parity_tests.tiers import tier
 
 ATTEND = r"between blocks\.\*\.attn\.qkv and blocks\.\*\.attn\.proj, forward"
@@ -82,3 +87,16 @@ def test_equal_twins_have_one_mapping_and_no_place(monkeypatch: pytest.MonkeyPat
     assert line.startswith("no module differs in float64") and line.endswith("the loss scale")
     (line,) = twins.describe_difference(jax, torch, matrix.config({}, "cuda"))
     assert line.endswith("the loss scale, or of the device")
+
+
+def test_weight_decay_of_some_matrices_in_jax_s_program() -> None:
+    """With gradients of zero AdamW moves what decays, and nothing else."""
+    config = toy(n_layer=2, decay="blocks.*.mlp")
+    program = jax_program.functions(config)
+    model = program["build"](0)
+    params = nnx.state(model, nnx.Param)
+    optimizer = program["optimizer"](model)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+    moved = {path for path, x in nnx.to_flat_state(updates) if (x[...] != 0).any()}
+    assert {path[2] for path in moved} == {"mlp"} and len(moved) == 2 * 3
