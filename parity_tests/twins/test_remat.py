@@ -5,9 +5,15 @@ But where XLA recomputes scanned layers under bf16: docs/decisions/0012.
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import torch
 
+import jax_impl.remat
 import torch_ref.remat
+from jax_impl.extra import scan
 from lockstep.model.state import TrainState
 from parity_tests.pair import begin, run
 from parity_tests.tiers import tier
@@ -45,6 +51,29 @@ def test_gradients_are_bitwise_equal(framework: str, flags: dict[str, Any]) -> N
     plain = after_one_step(framework, "none", **flags)
     for remat in MODES:
         assert_bitwise(after_one_step(framework, remat, **flags), plain)
+
+
+def test_sqrt_gives_each_layer_its_own_index() -> None:
+    """Three segments, of three, three and four layers. Dropout's masks are drawn by the layer's index, in
+    the forward pass and when a segment is recomputed."""
+
+    def layer(block: Any, index: Any, x: Any) -> Any:
+        return x * (block + index / 10)
+
+    weights = np.linspace(0.5, 1.4, 10)
+    factors = weights + np.arange(10) / 10
+    derivatives = np.prod(factors) / factors
+    for through in (jax_impl.remat.through_blocks, scan.scan_blocks):
+        stacked = jnp.asarray(weights)
+
+        def run(blocks: Any, through: Any = through) -> Any:
+            listed = blocks if through is scan.scan_blocks else list(blocks)
+            return through(layer, listed, jnp.ones(()), remat="sqrt")
+
+        np.testing.assert_allclose(jax.grad(run)(stacked), derivatives, rtol=1e-5)
+    blocks = [torch.tensor(weight, requires_grad=True) for weight in weights]
+    torch_ref.remat.through_blocks(layer, blocks, torch.ones(()), remat="sqrt").backward()
+    np.testing.assert_allclose([block.grad for block in blocks], derivatives, rtol=1e-5)
 
 
 def test_a_redrawn_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jmp
+import ml_dtypes
+import numpy as np
 import optax
 import pytest
 import torch
@@ -25,9 +28,10 @@ import torch_ref.step
 from lockstep.config import Config
 from lockstep.model.params import intermediates, shapes
 from mutants.patch import Plant, assign, planted, wrap
-from parity_tests.pair import toy
+from parity_tests.pair import begin, toy
 from parity_tests.tiers import tier
 from parity_tests.twins.programs import Op, Program, Value, read
+from torch_ref.precision import autocast, dtype
 
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,output=float32")
 B, T, D, H, V = 3, 5, 24, 2, 13  # a shape says what a tensor is
@@ -184,6 +188,29 @@ def test_torch_works_in_float32_where_the_dispatcher_does_not_show_it(dtype: tor
         same(leaf.grad, wide.grad.to(dtype))
     ones = torch.ones(1, 4099, dtype=dtype)  # in either type, 2048 + 1 and 256 + 1 are no numbers
     assert (ones @ ones.T).item() == ones.sum().item() == torch.tensor(4099.0).to(dtype).item()
+
+
+@pytest.mark.parametrize("policy", ["bf16", "fp16"])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_heads_are_normalized_in_float32_and_rounded_once(framework: str, policy: str) -> None:
+    """At most one number in a hundred may fall to the other side of a rounding: float32 is 2^13
+    times finer than float16. Computed in half precision, a third of them do."""
+    twin: Any = begin(framework, "tiny", policy=policy, n_layer=1, qk_norm=True)
+    config, trainer = twin.config, twin.trainer
+    half = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[policy]
+    x = np.random.default_rng(0).normal(size=(5, 50, 2, config.model.d_head)).astype(half)
+    if framework == "jax":
+        attention = trainer.model(trainer.state.params).blocks[0].attn
+        found = np.asarray(attention.normalize(attention.q_norm, jnp.asarray(x)), "float64")
+    else:
+        attention, given = trainer.model.blocks[0].attn, torch.tensor(x.astype("float32"))
+        with autocast(config.precision.roles, torch.device("cpu")):
+            given = given.to(dtype(config.precision.roles.compute))
+            found = attention.normalize(attention.q_norm, given).detach().double().numpy()
+    wide = x.astype("float64")
+    exact = wide / np.sqrt(np.square(wide).mean(-1, keepdims=True) + config.model.norm_eps)
+    wanted = exact * twin.state().params["blocks.0.attn.q_norm.weight"]
+    assert (found != wanted.astype(half).astype("float64")).mean() < 0.01
 
 
 # --- planted bugs
