@@ -94,4 +94,4 @@ def clip_by_global_norm(clip: float, norms: Norms) -> optax.GradientTransformati
 
 def update_count(state: Any) -> Array:
     """Returns Adam's count of updates, which is also the index into the schedule."""
-    return optax.tree.get_all_with_path(state, "count")[0][1]  # several counts; Adam's is first
+    return optax.tree.get(state, "ScaleByAdamState").count

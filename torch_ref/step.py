@@ -101,9 +101,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def update_scale(self, scale: float) -> bool:
-        """Updates the loss scale; returns whether this step was skipped (the scale shrank)."""
+        """Updates the loss scale; returns whether this step was skipped (it shrank, or was 0)."""
         self.scaler.update()
-        return self.scaler.get_scale() < scale  # get_scale is 1 where the scaler is disabled
+        return self.scaler.get_scale() < scale or scale == 0  # both are 1 if it is disabled
 
     def dropout(self, micro_step: int) -> Dropout:
         rate, seed = self.config.model.dropout, self.config.optim.seed

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
+from jax_impl.optim import update_count
 from lockstep.config import Config, OptimConfig, from_flags
 from lockstep.data import batches, corpus
 from lockstep.exits import DONE
@@ -35,6 +38,14 @@ def rate_by_hand(optim: OptimConfig, update: int) -> float:
     done = (update - optim.warmup) / max(1, optim.steps - optim.warmup)
     left = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
     return optim.min_lr + (optim.lr - optim.min_lr) * left[optim.schedule]
+
+
+def test_update_count_is_adam_s() -> None:
+    """Other transforms count too: one before Adam, and its rate behind it."""
+    adam = optax.adamw(lambda count: 0.1)
+    chained = optax.chain(optax.scale_by_schedule(lambda count: 1.0), adam)
+    before, (moments, *behind) = chained.init({"w": jnp.ones(2)})
+    assert update_count((before._replace(count=3), (moments._replace(count=7), *behind))) == 7
 
 
 PEAK, LOW = 0.01, 0.001
@@ -167,6 +178,17 @@ def test_resumed_after_skips(framework: str, folder: Path) -> None:
         again = start(framework, config, saved)
         assert as_text(run(again, config, range(moment, 16))) == as_text(results[moment:])
         assert same(again.state(), whole.state())
+
+
+def test_torch_skips_every_step_at_a_loss_scale_of_zero() -> None:
+    """The least number of float32, halved, is zero, and cannot shrink. A weight is NaN."""
+    config = toy(**{**SMALL, "policy": "fp16"}, loss_scale_init=2.0**-149, steps=2)
+    state = perturbed(config)
+    state.params["norm.weight"][0] = np.nan
+    twin = start("torch", config, state)
+    results = run(twin, config)
+    assert [result.loss_scale for result in results] == [2.0**-149, 0]
+    assert all(result.skipped for result in results) and twin.state().updates == 0
 
 
 def as_text(results: list[StepResult]) -> list[str]:

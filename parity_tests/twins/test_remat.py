@@ -54,8 +54,8 @@ def test_gradients_are_bitwise_equal(framework: str, flags: dict[str, Any]) -> N
 
 
 def test_sqrt_gives_each_layer_its_own_index() -> None:
-    """Three segments, of three, three and four layers. Dropout's masks are drawn by the layer's index, in
-    the forward pass and when a segment is recomputed."""
+    """Three segments, of three, three and four layers. Dropout's masks are drawn by the layer's
+    index, in the forward pass and when a segment is recomputed."""
 
     def layer(block: Any, index: Any, x: Any) -> Any:
         return x * (block + index / 10)
@@ -73,7 +73,8 @@ def test_sqrt_gives_each_layer_its_own_index() -> None:
         np.testing.assert_allclose(jax.grad(run)(stacked), derivatives, rtol=1e-5)
     blocks = [torch.tensor(weight, requires_grad=True) for weight in weights]
     torch_ref.remat.through_blocks(layer, blocks, torch.ones(()), remat="sqrt").backward()
-    np.testing.assert_allclose([block.grad for block in blocks], derivatives, rtol=1e-5)
+    grads = [block.grad for block in blocks if block.grad is not None]
+    np.testing.assert_allclose(grads, derivatives, rtol=1e-5)
 
 
 def test_a_redrawn_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
