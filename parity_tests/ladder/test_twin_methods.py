@@ -1,8 +1,15 @@
 """Each twin by itself keeps what the Twin protocol promises."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from lockstep.judge.verdict import Verdict
 from lockstep.model import params
+from lockstep.parity import rungs
+from lockstep.parity.side import Traces
 from parity_tests.pair import FRAMEWORKS, norm_gap, perturbed, run, start, toy, window
 
 FIELDS = ("params", "mu", "nu")
@@ -18,6 +25,39 @@ def test_gradients_are_those_of_the_step(framework: str) -> None:
     run(twin, config)
     for name, moment in twin.state().mu.items():
         assert norm_gap(moment, (1 - config.optim.beta1) * grads[name]) <= BOUND, name
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_trained_gradients_are_not_those_of_the_trace(framework: str) -> None:
+    """Rung 3 compares two programs of a twin: a mistake in one is not in the other."""
+    config = toy(policy="fp64", n_layer=1)
+    twin: Any = start(framework, config, perturbed(config))
+    batch, right = window(config, 0).select(0), twin.trainer.batch_loss
+    twin.trainer.batch_loss = lambda *given, **rest: 2 * right(*given, **rest)
+    (_, trained), traced = twin.loss_and_grads(batch), twin.trace(batch).grads
+    for name, gradient in trained.items():
+        assert norm_gap(gradient, 2 * traced[name]) <= BOUND, name
+
+
+def test_rung_3_compares_each_side_s_two_gradients() -> None:
+    """Both make one mistake in their training programs, and so agree with each other."""
+
+    def side(name: str) -> Any:
+        ones = {"w": np.ones((3, 1))}
+        traces = Traces(np.ones(1), ones, ones, ones)
+        trained = np.ones(1), {"w": np.full((3, 1), 1 + 1e-6)}
+        return SimpleNamespace(
+            name=name, traces=lambda *given: traces, loss_and_grads=lambda *given: trained
+        )
+
+    case: Any = SimpleNamespace(
+        config=toy(policy="fp64"), compute="float64", rounding="float64", exact=True,
+        batches=lambda count: None, comparable=lambda grads: grads,
+        starts={"perturbed": None}, sides=(side("a"), side("b")),
+    )  # fmt: skip
+    different = [f for f in rungs.gradients(case) if f.verdict is Verdict.DIFFERENT]
+    assert {finding.rule for finding in different} == {"tapped against trained"}
+    assert len(different) == 2
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
