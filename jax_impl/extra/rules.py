@@ -103,8 +103,9 @@ class Rules(Parts):
     def product(self, roles: Roles, *, shared: bool | None = None) -> Any:
         """Chooses the product of rows and weights in a module of these roles."""
         recipe = self.device.find_recipe(roles)
+        shared = self.shared if shared is None else shared
         if recipe and recipe.delayed and not roles.grads:
-            product: Any = DelayedProduct(recipe)
+            product: Any = DelayedProduct(recipe, gathered if shared else None)
         elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
             product = StochasticProduct(recipe)
         else:
@@ -112,7 +113,7 @@ class Rules(Parts):
             library = usual and roles.compute == "bfloat16" and self.uses_library()
             on_mesh = self.whole.mesh.size > 1
             product = make_product(roles.grads, recipe, library=library, on_mesh=on_mesh)
-            if self.shared if shared is None else shared:
+            if shared:
                 product = gathered(product)
             if self.strict:
                 # As autocast does. A matmul's kernel takes in a bias that is a parameter, not one

@@ -1,16 +1,24 @@
 """Several devices draw and count, each by its own rows: no process is started."""
 
+import re
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import AbstractMesh
 
 import torch_ref.extra.mesh.mesh
+from jax_impl.extra.mesh.mesh import AXES
+from jax_impl.extra.rules import Rules
 from lockstep.data.batch import Batch
-from parity_tests.pair import start, toy
+from lockstep.devices import Capabilities
+from parity_tests.pair import random_batch, start, toy
+from torch_ref.extra.formats.rounding import Rounding
 from torch_ref.extra.mesh.mesh import OnMesh
 
 ROWS, WIDTH, PROCESSES = 40, 50, 4
@@ -112,3 +120,64 @@ def test_first_row_of_a_shard() -> None:
                 if part < len(begins):  # the others have no rows
                     start = torch_ref.extra.mesh.mesh.first_row(tensor, mesh)
                     assert start == begins[part], (rows, data, fsdp, number)
+
+
+DELAYED: dict[str, Any] = {"policy": "fp8-delayed", "n_layer": 3, "n_head": 2, "d_model": 32}
+
+
+def test_delayed_scaling_on_two_devices_is_that_of_one() -> None:
+    """Each of two processes has two of four rows, and a loss that is the mean over these: its dy is
+    twice as large, so its scale is twice that of one device, and both record the larger amaxes."""
+    whole: Any = start("torch", toy(**DELAYED, batch_size=4, steps=1, numerics="strict"))
+    rows = random_batch(4, whole.config.model.context)
+    recorded, scales = step_and_record(whole.trainer, rows)
+    others: list[torch.Tensor] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        others.append(x.clone())
+        return x
+
+    def take_larger(x: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(x, others.pop(0))
+
+    for half, largest in (
+        (rows.select(slice(0, 2)), look),
+        (rows.select(slice(2, 4)), take_larger),
+    ):
+        twin: Any = start("torch", whole.config)
+        twin.trainer.processes, twin.trainer.rounding = 2, Rounding(largest)
+        twin.trainer.give_scales(twin.trainer.model, twin.trainer.amaxes)
+        found, own_scales = step_and_record(twin.trainer, half)
+    assert len(recorded) == 5 and not others
+    for name, history in recorded.items():
+        assert (history[:, 0] > 0).all()
+        torch.testing.assert_close(found[name], history, rtol=1e-5, atol=0)
+        assert torch.equal(own_scales[name], scales[name] * torch.tensor([1, 1, 2])), name
+
+
+def step_and_record(trainer: Any, rows: Batch) -> tuple[dict[str, torch.Tensor], ...]:
+    """Takes a step on (B, T) rows; returns histories, and the scales of the next step."""
+    trainer.step(trainer_window(rows))()
+    layers = {name: trainer.model.get_submodule(name) for name in trainer.amaxes}
+    return trainer.amaxes, {name: layer.product.scales for name, layer in layers.items()}
+
+
+def trainer_window(rows: Batch) -> Batch:
+    return rows.map_arrays(lambda x: torch.as_tensor(x, dtype=torch.int64)[None])
+
+
+@pytest.mark.parametrize("policy", ["bf16", "fp8-delayed"])
+def test_jax_gathers_a_weight_that_devices_share(policy: str) -> None:
+    """Its own part, then all of it; and of its gradient its part. Left to itself, XLA may divide
+    the work by columns instead. A trace needs no devices."""
+    config = toy(**DELAYED | {"policy": policy}, batch_size=2, mesh="fsdp=2")
+    layers = Rules(config, config.dtypes, Capabilities(platform="cpu"), remat="none")
+    linear = layers.linear("blocks.1.mlp.up", 32, 64, bias=False)
+
+    def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
+        return linear.product(x, weight, None).sum()
+
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 2), AXES)):
+        traced = jax.make_jaxpr(jax.grad(loss))(jnp.ones((32, 64)), jnp.ones((8, 32)))
+    specs = re.findall(r"sharding_constraint\[.*?spec=P(artitionSpec)?\((.*?)\)", str(traced), re.S)
+    assert [spec for _, spec in specs] == ["None, 'fsdp'", "", "None, 'fsdp'"], traced

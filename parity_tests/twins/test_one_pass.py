@@ -53,11 +53,10 @@ def test_loss_of_a_gpu_is_its_definition(
     exact = np.asarray(logits, "float64")
     log_sums = np.log(np.exp(exact - far).sum(-1)) + far
     # Differences of numbers of up to 300, which float32 holds to 2e-5; so are the exponents.
-    bound: dict[str, float] = {"atol": 1e-4, "rtol": 0}
-    np.testing.assert_allclose(losses, log_sums - exact[np.arange(5), targets], **bound)
+    np.testing.assert_allclose(losses, log_sums - exact[np.arange(5), targets], rtol=0, atol=1e-4)
     wanted = np.exp(exact - log_sums[:, None]) - (np.arange(257) == np.asarray(targets)[:, None])
-    bound["rtol"] = float(jnp.finfo(dtype).eps)  # the gradient has the dtype of the logits
-    np.testing.assert_allclose(found, wanted * np.asarray(dy)[:, None], **bound)
+    rounded = float(jnp.finfo(dtype).eps)  # the gradient has the dtype of the logits
+    np.testing.assert_allclose(found, wanted * np.asarray(dy)[:, None], rtol=rounded, atol=1e-4)
 
 
 NORMS = {

@@ -25,6 +25,7 @@ from lockstep.formats.table import Recipe
 
 from ... import step
 from ...dropout import Dropout
+from ...functional import Product
 from ...step import Carry, Params
 from .products import rounded_linear
 from .rounding import ROUNDING
@@ -38,13 +39,20 @@ class Scales(nnx.Variable):
 
 
 class DelayedProduct(nnx.Module):
-    """Rows (R, in) @ weight (in, out) + bias (out), rounded under given scales."""
+    """Rows (R, in) @ weight (in, out) + bias (out), rounded under given scales.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.scales = recipe, Scales(jnp.ones(3))
+    Args:
+        wrap: what a mesh puts around the product, to gather the weights that devices share.
+    """
+
+    def __init__(self, recipe: Recipe, wrap: Callable[[Product], Product] | None = None) -> None:
+        self.recipe, self.wrap, self.scales = recipe, wrap, Scales(jnp.ones(3))
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        return rounded_linear(self.recipe, x, weight, bias, None, self.scales[...])
+        def product(x: Array, weight: Array, bias: Array | None) -> Array:
+            return rounded_linear(self.recipe, x, weight, bias, None, self.scales[...])
+
+        return (self.wrap(product) if self.wrap else product)(x, weight, bias)
 
 
 @jax.tree_util.register_dataclass
