@@ -151,7 +151,7 @@ def test_a_log_that_the_disk_does_not_take_delays_a_checkpoint(
 # --- a real disk
 
 
-def test_a_run_outlives_a_full_disk(
+def test_run_survives_full_disk(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Full from step 4 to 8: training goes on, then everything is there."""
@@ -169,7 +169,7 @@ def test_a_run_outlives_a_full_disk(
     assert hidden(small_disk / "run") == []
 
 
-def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
+def test_failed_write_leaves_old_file(small_disk: Path) -> None:
     durable.replace(small_disk / "config.json", "former")
     fill(small_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -178,7 +178,7 @@ def test_a_file_that_is_not_written_leaves_nothing(small_disk: Path) -> None:
     assert (small_disk / "config.json").read_text() == "former"
 
 
-def test_a_read_only_disk(small_disk: Path, capsys: Any) -> None:
+def test_read_only_disk_is_one_line(small_disk: Path, capsys: Any) -> None:
     assert train(out="disk/run") == exits.DONE
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     capsys.readouterr()

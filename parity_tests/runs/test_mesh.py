@@ -74,7 +74,7 @@ def test_a_run_is_one_curve_on_any_mesh_and_across_frameworks() -> None:
     assert gap("eval", "val_loss") <= 1e-12
 
 
-def test_a_launcher_says_which_process_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_gives_rank_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"SLURM_NTASKS": "4", "SLURM_PROCID": "3"})
     processes.announce({"coordinator": "auto"}, Mesh(data=8))
     assert os.environ["JAX_PROCESS_ID"] == "3"
@@ -91,7 +91,7 @@ NOT_PROCESSES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", NOT_PROCESSES)
-def test_what_is_no_process(said: str) -> None:
+def test_malformed_process_flags_are_refused(said: str) -> None:
     with pytest.raises(UserError, match=said):
         processes.announce(NOT_PROCESSES[said], None)
 
@@ -112,7 +112,7 @@ def test_a_mesh_divides_the_rows_that_a_run_has(capsys: pytest.CaptureFixture[st
         ("data=2,fsdp=3", Mesh(data=2, fsdp=3)),
     ],
 )
-def test_a_mesh_is_read_as_it_is_written(text: str, mesh: Mesh) -> None:
+def test_mesh_round_trips_as_text(text: str, mesh: Mesh) -> None:
     assert parse_mesh(text) == mesh
     assert str(mesh) == text
 
@@ -124,7 +124,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_mesh(text: str) -> None:
+def test_malformed_mesh_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--mesh"):
         parse_mesh(text)
 
@@ -132,12 +132,12 @@ def test_what_is_no_mesh(text: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "value"), [("compile", True), ("debug_nans", True), ("loss_chunks", "11")]
 )
-def test_what_is_for_one_device(flag: str, value: bool | str) -> None:
+def test_features_for_one_device_refuse_a_mesh(flag: str, value: bool | str) -> None:
     with pytest.raises(UserError, match="is for one device, not for --mesh fsdp=2"):
         Config().replace(mesh="fsdp=2", **{flag: value})
 
 
-def test_the_rows_of_a_batch_are_those_of_all_devices() -> None:
+def test_global_batch_size_counts_all_devices() -> None:
     config = Config().replace(mesh="data=2,fsdp=4", batch_size=3)
     assert config.global_batch_size == 24
     with pytest.raises(UserError, match="--batch-size"):

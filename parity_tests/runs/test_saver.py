@@ -59,9 +59,7 @@ def no_room(*bad: int) -> Callable[[int], None]:
     return act
 
 
-def test_a_failed_write_is_said_and_tried_again_at_the_next(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_failed_write_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     write(monkeypatch, no_room(2, 6, 8))
     assert train("--save-every 2 --keep 9") == exits.DONE
     assert saved_steps() == [4, 10, 12]
@@ -91,15 +89,13 @@ def test_a_last_write_that_fails_ends_with_status_2(
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
 
 
-def test_a_bug_in_the_writer_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_bug_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     write(monkeypatch, lambda step: 1 // (step - 5))
     with pytest.raises(ZeroDivisionError):
         train("--save-every 5")
 
 
-def test_weights_that_are_not_finite_are_not_saved(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_nonfinite_weights_are_not_saved(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Else a resumed run would diverge at once."""
     name = "blocks.0.mlp.up.weight"
 
