@@ -56,6 +56,9 @@ GONE = ("hf-trainer", "accelerate")
 # by rounding (`benchmarks.run drift`). What is timed does not depend on it.
 RATE: Flags = {"lr": 6e-4}
 
+# The flags that a cell leaves out, in recorded rows too; a trainer's own defaults are others.
+PLAIN: Flags = {"batch_size": 16, "accum": 1, "remat": "none"}
+
 # GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
 TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
               "vocab": 256}  # fmt: skip
@@ -89,7 +92,7 @@ class Cell:
     @property
     def config(self) -> Config:
         length = {"steps": self.total, "warmup": self.total}
-        flags = {**length, **RATE, **self.flags, **CONTENDERS[self.contender].flags}
+        flags = {**length, **PLAIN, **RATE, **self.flags, **CONTENDERS[self.contender].flags}
         return from_flags({**flags, "device": self.device}, accelerator=self.device != "cpu")
 
     @property

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from benchmarks import programs
-from benchmarks.cells import Flags
+from benchmarks.cells import PLAIN, Flags
 from benchmarks.jobs import Job
 from benchmarks.tables import markdown
 from lockstep import results, twin
@@ -63,7 +63,7 @@ def figures(program: Program) -> dict[str, Any]:
 def measure_grid(device: str, policy: str, remat: str) -> dict[str, Any]:
     """Peak and bytes moved by framework, and every rule that a program breaks."""
     flags = {"model": "gpt2", "policy": policy, "remat": remat, "batch_size": 8}
-    config, target = from_flags(flags, accelerator=True), targets.find(device)
+    config, target = from_flags(PLAIN | flags, accelerator=True), targets.find(device)
     found = {name: make(name, config, device) for name in twin.MODULES}
     wrong = [f"{name}: {line}" for name, program in found.items()
              for line in rules.violations(program, config, target)]  # fmt: skip
@@ -72,7 +72,7 @@ def measure_grid(device: str, policy: str, remat: str) -> dict[str, Any]:
 
 
 def measure_known(framework: str, cell: Flags, gpu: str) -> dict[str, Any]:
-    program = make(framework, from_flags({**cell, "steps": 1}, accelerator=True), gpu)
+    program = make(framework, from_flags({**PLAIN, **cell, "steps": 1}, accelerator=True), gpu)
     roofline = report.roofline(program, targets.find(gpu))
     return {**figures(program), "roofline": roofline, "attention": program.attention_asked}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from benchmarks.cells import PLAIN
 from benchmarks.tables import markdown
 from lockstep import devices, results, twin
 from lockstep.config import from_flags
@@ -93,7 +94,7 @@ def rows_of(file: str) -> dict[str, results.Row]:
 
 
 def _known(framework: str, name: str, row: Figures, flags: Figures, gpu: str) -> Known:
-    device, config = devices.find(gpu), from_flags({**flags, "steps": 1}, accelerator=True)
+    device, config = devices.find(gpu), from_flags({**PLAIN, **flags, "steps": 1}, accelerator=True)
     given = Setting(
         framework=framework, ampere=counts_as_ampere(device), policy=flags["policy"],
         remat=flags["remat"], rows=flags["batch_size"], accum=config.optim.accum,

@@ -29,12 +29,13 @@ from lockstep.flags import Parser
 from lockstep.process import ROOT
 
 SMALL = "--n-head 2 --d-model 32 --context 32 --batch-size 4"
+PLAIN = "--accum 1 --remat none"
 CONFIGS = {
-    "tiny": f"--model tiny --n-layer 2 {SMALL}",
+    "tiny": f"--model tiny --n-layer 2 {SMALL} {PLAIN}",
     "gpt2": f"--model gpt2 --n-layer 4 {SMALL} --vocab 256 --accum 4 --remat sqrt --dropout 0.1",
-    "packed rows with LoRA": f"--model tiny --n-layer 2 {SMALL} --context 64 --lora-rank 2 "
+    "packed rows with LoRA": f"--model tiny --n-layer 2 {SMALL} {PLAIN} --context 64 --lora-rank 2 "
     "--data chat.jsonl",
-    "data=2": f"--model tiny --n-layer 2 {SMALL} --mesh data=2",
+    "data=2": f"--model tiny --n-layer 2 {SMALL} {PLAIN} --mesh data=2",
 }
 POLICIES = ("fp64", "fp32")
 RUN = "--numerics strict --steps 8 --eval-every 4 --eval-batches 2 --device cpu --out"

@@ -26,7 +26,7 @@ def norms(gradients: Any) -> jax.Array:
 
 def decay() -> Figures:
     """A zero gradient leaves the decay alone: p -> p (1 - lr wd)."""
-    config = OptimConfig(lr=0.5, min_lr=0.5, warmup=0)
+    config = OptimConfig(lr=0.5, min_lr=0.5, warmup=0, accum=1)
     one = {"up.weight": jnp.ones(())}
 
     def of(optimizer: optax.GradientTransformation) -> float:

@@ -29,7 +29,7 @@ OTHER_WAYS = {"policy", "device", "mesh"}  # with another of these another way m
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))
 EXAMPLES = """\
 example:
-  python -m {module} --policy bf16 --accum 4 --remat block --steps 1000
+  python -m {module} --policy bf16 --steps 1000
 """
 
 

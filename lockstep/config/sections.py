@@ -144,8 +144,8 @@ class OptimConfig:
     """optimization"""
 
     steps: int = flag(500, "length of the whole run", unit="optimizer steps")
-    batch_size: int = flag(16, "sequences in a micro-batch of one device", unit="B")
-    accum: int = flag(1, "micro-batches in an optimizer step", unit="N")
+    batch_size: int = flag(4, "sequences in a micro-batch of one device", unit="B")
+    accum: int = flag(4, "micro-batches in an optimizer step", unit="N")
     lr: float = flag(2e-3, "peak learning rate")
     min_lr: float = flag(2e-4, "learning rate at the end", derived="a tenth of --lr")
     warmup: int = flag(
@@ -191,7 +191,7 @@ class ExecutionConfig:
     """memory and compilation"""
 
     remat: str = flag(
-        "none",
+        "block",
         "recompute in the backward pass: sublayer (attention and mlp each), "
         "block, sqrt (segments of blocks, each block inside again), dots (all but "
         "the weight matmuls)",

@@ -22,7 +22,13 @@ from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
 
-DEFAULTS: dict[str, Any] = {"model": "tiny", "batch_size": 8, "loss_scale_init": 2.0**13}
+DEFAULTS: dict[str, Any] = {
+    "model": "tiny",
+    "batch_size": 8,
+    "accum": 1,
+    "remat": "none",
+    "loss_scale_init": 2.0**13,
+}
 BATCHES = 8
 ROUNDS, WINDOWS = 5, 4  # of interleaved timings; steps in each turn, of which the first may compile
 # An island is worth its time where it removes so much of the gradient's error, for so much of the

@@ -18,7 +18,7 @@ FRAMEWORKS = tuple(twin.MODULES)
 
 TOY: dict[str, Any] = {
     "n_layer": 3, "n_head": 2, "d_model": 32, "context": 16, "vocab": 256, "batch_size": 2,
-    "steps": 20, "clip": 0.5, "numerics": "strict", "device": "cpu",
+    "accum": 1, "remat": "none", "steps": 20, "clip": 0.5, "numerics": "strict", "device": "cpu",
 }  # fmt: skip
 
 # All that a decoder of users' weights may have and the presets do not, at sizes that cannot be

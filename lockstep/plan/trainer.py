@@ -37,9 +37,7 @@ def command(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> 
 def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> dict[str, Any]:
     """Lists the fields of a config, the model's first; `mesh` if devices were requested."""
     found = name_model(given) | ({"mesh": str(mesh)} if mesh else {})
-    found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum}
-    if s.remat != "none":
-        found["remat"] = s.remat
+    found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum, "remat": s.remat}
     if s.framework == "jax" and s.scanned:
         found["layers"] = "scan"
     if s.loss_chunks != ALL_AT_ONCE:

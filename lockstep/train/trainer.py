@@ -239,6 +239,28 @@ def _first_state(config: Config) -> TrainState:
     return initial_state(config, init.weights(config))
 
 
+# The calls by which each twin scales the loss, accumulates and recomputes.
+CALLS = {
+    "jax": ("jmp.DynamicLossScale", "optax.MultiSteps", "jax.checkpoint"),
+    "torch": ("torch.amp.GradScaler", "sums in .grad", "torch.utils.checkpoint"),
+}
+
+
+def _describe_step(config: Config, framework: str) -> list[str]:
+    """Says which loss scale, accumulation and remat a step has, and by which calls."""
+    calls = CALLS.get(framework, ("", "", ""))
+    scaling, accumulating, recomputing = (f", {call}" if call else "" for call in calls)
+    optim, precision, remat = config.optim, config.precision, config.execution.remat
+    where = " a device" if config.mesh.size > 1 else ""
+    scale = f"{precision.loss_scale_init:g} at first{scaling}"
+    return [
+        f"loss scale: {scale if precision.roles.loss_scaling else 'none (float16 has one)'}",
+        f"accumulation: {optim.accum} x {optim.batch_size} rows{where}"
+        + (accumulating if optim.accum > 1 else ""),
+        f"remat: {remat}" + (recomputing if remat != "none" else ""),
+    ]
+
+
 def _headline(
     config: Config, twin: Twin, data: Corpus, about: dict[str, Any], compile_seconds: float
 ) -> str:
@@ -250,15 +272,16 @@ def _headline(
     others = f" but for {', '.join(own)}" if own else ""
     trained = sum(math.prod(sizes[name]) for name in config.trained)
     part = f", {trained:,} of them trained" if len(config.trained) < len(sizes) else ""
-    rows, all_rows, ways = config.optim.batch_size, config.global_batch_size, config.run.autotune
+    ways = config.run.autotune
     lines = (
         f"{twin.framework} on {about['device']}: {model.model}, {params.count(model):,} parameters"
         f"{part}",
         f"policy {say(precision.policy)}{others}, numerics {precision.numerics}, "
         f"attention {about['attention']}",
+        *_describe_step(config, twin.framework),
         *[f"faster here, --autotune {ways}"] * (ways != NONE),
         f"data: {data.source}, {len(data.train):,} training tokens",
-        *[f"mesh {config.mesh}: {rows} rows a device, {all_rows} a micro-batch"]
+        *[f"mesh {config.mesh}: {config.global_batch_size} rows a micro-batch"]
         * (config.mesh.size > 1),
         f"compiled in {compile_seconds:.1f} s",
     )

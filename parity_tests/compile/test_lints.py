@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cells import PLAIN
 from lockstep.compile import lints, report, targets
 from lockstep.compile.program import FORWARD, RECOMPUTED, Matmul, Program
 from lockstep.config import Config, from_flags
@@ -23,7 +24,7 @@ def make(peak: int, *matmuls: Matmul, framework: str = "jax", **parts: int) -> P
 
 def find(flags: dict[str, Any], program: Program, other: Program | None = None) -> list[str]:
     """The lints of a program beside another one, which differs in a flag of execution alone."""
-    config, asked = from_flags(flags, accelerator=True), []
+    config, asked = from_flags(PLAIN | flags, accelerator=True), []
 
     def ask(changed: Config) -> Program | None:
         assert changed.execution != config.execution
@@ -106,7 +107,7 @@ def test_registers_that_spill(count: int, *, said: bool) -> None:
 def test_logits_that_cublas_keeps(
     flags: dict[str, str], device: str, facts: dict[str, Any], *, said: bool
 ) -> None:
-    config = from_flags(flags, accelerator=True)
+    config = from_flags(PLAIN | flags, accelerator=True)
     program = make(10**9, **{"logits": 5 * 10**8, **facts})
     found = report.warnings(program, config, targets.find(device), [])
     text = "on the device XLA may take cuBLAS for the head: 1.50 GB, logits twice"

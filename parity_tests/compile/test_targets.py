@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cells import PLAIN
 from lockstep import extras
 from lockstep.compile import ask, expected, report, rules, targets
 from lockstep.compile.program import AttentionCall, Buffer, Kernel, Matmul, Operation, Program
@@ -58,8 +59,10 @@ def test_what_multiplies() -> None:
 
 
 def small(**flags: Any) -> Config:
-    shape = dict(model="gpt2", n_layer=4, n_head=2, d_model=32, context=64, vocab=96, batch_size=2)
-    return from_flags({**shape, "policy": "bf16", **flags}, accelerator=True)
+    shape = dict(model="gpt2", n_layer=4, n_head=2, d_model=32, context=64, vocab=96)
+    return from_flags(
+        {**shape, **PLAIN, "batch_size": 2, "policy": "bf16", **flags}, accelerator=True
+    )
 
 
 @pytest.mark.parametrize("model", ["gpt2", "tiny"])

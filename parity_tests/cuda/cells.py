@@ -11,7 +11,7 @@ from parity_tests.ladder.rows import pairs, product_of
 
 SMALL: Row = {
     "model": "gpt2", "n_layer": 2, "n_head": 2, "d_model": 32, "context": 32, "vocab": 96,
-    "batch_size": 2, "steps": 100,
+    "batch_size": 2, "accum": 1, "remat": "none", "steps": 100,
 }  # fmt: skip
 FACTORS: dict[str, tuple[Any, ...]] = {
     "policy": ("fp32", "tf32", "bf16", "fp16"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cells import PLAIN
 from lockstep.compile import rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import BACKWARD, FORWARD, Program
@@ -88,7 +89,7 @@ def plan_share(framework: str, cell: Config, peak: int) -> float:
 def test_the_plan_knows_what_is_kept_on_a_mesh(
     framework: str, flags: dict[str, Any], compilers: dict[str, Compiler]
 ) -> None:
-    cell = from_flags(flags, accelerator=True)
+    cell = from_flags(PLAIN | flags, accelerator=True)
     low, high = PLANNED[framework]
     assert low < plan_share(framework, cell, compilers[framework].program(cell, "h100").peak) < high
 
@@ -97,7 +98,7 @@ def test_the_state_of_1b_falls_with_fsdp(compilers: dict[str, Compiler]) -> None
     """Weights, moments and gradients, by which many devices are chosen: activations are each
     device's own. Of a thousand devices, too."""
     flags = {"model": "1b", "layers": "scan", "policy": "bf16", "remat": "block", "batch_size": 1}
-    few, many = (from_flags(flags | {"mesh": mesh}, accelerator=True)
+    few, many = (from_flags(PLAIN | flags | {"mesh": mesh}, accelerator=True)
                  for mesh in ("fsdp=8", "data=8,fsdp=128"))  # fmt: skip
     for framework, compiler in compilers.items():
         state = []

@@ -17,7 +17,8 @@ from lockstep import twin
 from lockstep.config import from_flags
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
-config = from_flags({"model": "tiny", "n_layer": 1, "context": 8}, accelerator=False)
+flags = {"model": "tiny", "n_layer": 1, "context": 8, "remat": "none"}
+config = from_flags(flags, accelerator=False)
 built = twin.load("torch", config)
 built.load(initial_state(config))
 built.step(built.place(GPT.window(config, 0)))()

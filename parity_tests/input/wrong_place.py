@@ -19,6 +19,7 @@ TEXT = "to be or not to be, that is the question. " * 40
 
 def make_run(path: Path, data: Path, *, saved: bool) -> None:
     config = from_flags({"model": "tiny", "n_layer": 1, "d_model": 8, "n_head": 1, "context": 8,
+                         "accum": 1, "remat": "none",
                          "steps": 3, "data": str(data)}, accelerator=False)  # fmt: skip
     directory.make(path)
     sha = load(str(data)).sha256

@@ -310,7 +310,7 @@ def test_what_is_given_is_not_chosen(capsys: pytest.CaptureFixture[str]) -> None
     for plan in json.loads(capsys.readouterr().out)["plans"]:
         assert {(row["rows"], row["accum"]) for row in plan["rows"]} == {(4, 4)}
         given = " ".join(word for word in plan["command"] if word != "--compile")
-        assert given.endswith("--batch-size 4 --accum 4 --context 512")
+        assert given.endswith("--batch-size 4 --accum 4 --remat none --context 512")
     words = ["--devices", "16", "--per-machine", "4", "--link", "pcie", "--inter", "25", "--json"]
     assert commands.main(["plan", "--model", "1b", "--device", "h100", *words]) == 0
     links = json.loads(capsys.readouterr().out)["links"]

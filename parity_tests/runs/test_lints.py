@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 
+from benchmarks.cells import PLAIN
 from lockstep.config import Config, from_flags
 from lockstep.data.batch import Batch, blank_window
 from lockstep.exits import DONE
@@ -50,7 +51,7 @@ class Described(FakeTwin):
 def before(
     framework: str, flags: dict[str, Any], about: dict[str, Any] = H100, needs: int = 0
 ) -> list[str]:
-    config = from_flags(flags, accelerator=True)
+    config = from_flags(PLAIN | flags, accelerator=True)
     twin = Described(config, framework, about, needs)
     return lints.before_training(config, twin, blank_window(config))
 

@@ -112,6 +112,7 @@ def test_a_step_that_is_looked_into(
 def diverging(framework: str, flags: str, capsys: Any) -> str:
     """The line that such a run ends with."""
     shape = "--n-layer 2 --d-model 16 --n-head 2 --context 16 --batch-size 2 --eval-batches 1"
+    shape += " --accum 1 --remat none"
     argv = f"{shape} --warmup 0 --steps 5 --data text.txt --device cpu --out run --overwrite"
     assert trainers.train(framework, f"{argv} {flags}".split()) == exits.DIVERGED
     return capsys.readouterr().err
