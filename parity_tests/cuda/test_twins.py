@@ -5,6 +5,7 @@ from itertools import combinations, product
 
 import pytest
 
+from benchmarks.cells import PLAIN
 from lockstep import results
 from lockstep.compile import expected, report, rules, targets
 from lockstep.compile.ask import Compiler
@@ -117,7 +118,7 @@ def test_peak_of_traced_gpt2_is_what_an_h200_allocated(compilers: dict[str, Comp
         for row in results.read(ROOT / "benchmarks/results/h200.jsonl").values()
         if row["cell"]["contender"] == "torch" and row["cell"]["flags"]["policy"] == "bf16"
     )
-    cell = from_flags(row["cell"]["flags"], accelerator=True)
+    cell = from_flags(PLAIN | row["cell"]["flags"], accelerator=True)
     peak = compilers["torch"].program(cell, "h200").peak
     assert peak == pytest.approx(row["peak_bytes"], rel=0.005)
 

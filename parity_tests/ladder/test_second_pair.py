@@ -37,7 +37,7 @@ def planted(request: pytest.FixtureRequest) -> Iterator[Sides]:
 def climb(number: int, policy: str, a: Side, b: Side) -> ladder.Outcome:
     flags = {
         "model": "tiny", "context": 64, "vocab": 256, "batch_size": 2, "accum": 4, "steps": 20,
-        "lr": 1e-3, "clip": 0.5, "numerics": "strict",
+        "lr": 1e-3, "clip": 0.5, "numerics": "strict", "remat": "none",
         "device": "cpu", "policy": policy,
     }  # fmt: skip
     config = from_flags(flags, accelerator=False)
