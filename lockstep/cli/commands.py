@@ -19,7 +19,7 @@ COMMANDS = {  # name: its module, what it is for
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),
     "batch": ("lockstep.monitor.batch", "what a step was trained on, decoded, with its masks"),
     "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
-    "export": ("lockstep.cli.export", "write a run's weights: safetensors, ONNX, StableHLO"),
+    "export": ("lockstep.cli.export", "write a run's weights: safetensors, ONNX"),
     "doctor": (
         "lockstep.doctor.command",
         "which policies run on this machine, and what is misconfigured?",

@@ -1,4 +1,4 @@
-"""`lockstep export`: write a run's model as transformers, onnxruntime or JAX loads it."""
+"""`lockstep export`: write a run's model as transformers or onnxruntime loads it."""
 
 import argparse
 import re
@@ -12,12 +12,10 @@ from lockstep.exits import DONE
 from lockstep.flags import add_command, add_optional, add_text
 from lockstep.weights.export import export
 from lockstep.weights.onnx_export import export_onnx
-from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 
 FORMATS = {  # and the dtypes of weights that each has
     "safetensors": ("float32", "bfloat16", "float16"),
     "onnx": ("float32", "int8"),
-    "stablehlo": ("float32",),
 }
 
 
@@ -26,18 +24,20 @@ def add(commands: Any) -> None:
     sub = add_command(
         commands, "export", _export,
         "Writes config.json, model.safetensors and the tokenizer's files,\n"
-        "if the run began with some, for transformers to load; model.onnx for\n"
-        "onnxruntime; or model.jax and model.mlir, StableHLO for JAX and\nother compilers.",
+        "if the run began with some, for transformers to load; or model.onnx for\nonnxruntime.",
         "lockstep export runs/mine --to mine-onnx --format onnx --dtype int8",
     )  # fmt: skip
     sub.add_argument("run", metavar="RUN", help="the run's directory")
     add_optional(sub, "--to", "DIR", "a new folder", required=True)
     add_optional(sub, "--step", "N", "the checkpoint of this step (default: the newest)", int)
-    about = "for transformers, onnxruntime, or JAX without Lockstep"
+    about = "for transformers or for onnxruntime"
     add_text(sub, "--format", "|".join(FORMATS), about, "safetensors")
-    add_text(sub, "--dtype", "float32|bfloat16|float16|int8",
-             "dtype of the weights; onnx has float32 and int8, stablehlo float32 "
-             "(default: the run's own; of both: float32)")  # fmt: skip
+    add_text(
+        sub,
+        "--dtype",
+        "float32|bfloat16|float16|int8",
+        "dtype of the weights; onnx has float32 and int8 (default: the run's own; onnx's: float32)",
+    )
     about = "split into files of at most this size, such as 5GB (default: one file)"
     add_text(sub, "--max-shard-size", "SIZE", about)
     sub.add_argument("--adapters", action="store_true",
@@ -63,10 +63,6 @@ def _export(given: argparse.Namespace) -> int:
     if given.format == "onnx":
         int8 = given.dtype == "int8"
         print(export_onnx(run, to, step=given.step, int8=int8, warn=warn).text(to))
-        return DONE
-    if given.format == "stablehlo":
-        size = export_stablehlo(run, to, step=given.step, warn=warn)
-        print(f"{to / PROGRAM} with its weights: {size / 1e6:.1f} MB; {to / TEXT} is its text")
         return DONE
     done = export(
         run, to, step=given.step, dtype=given.dtype, warn=warn,

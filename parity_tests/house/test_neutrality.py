@@ -28,7 +28,7 @@ ROOMS = ("extra", "inspect", "io")
 ALONE = {
     "jax_impl": {
         "functional", "pure", "extra/gpu", "extra/head", "extra/mesh/gather",
-        "extra/scan", "inspect/jaxprs", "io/stablehlo",
+        "extra/scan", "inspect/jaxprs",
     },
     "torch_ref": {"extra/compiled", "inspect/live", "io/nanogpt", "io/onnx"},
 }  # fmt: skip

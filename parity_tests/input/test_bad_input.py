@@ -159,7 +159,7 @@ def test_no_command_is_left_out() -> None:
     assert {"sample", "curves", "plan"} <= subcommands <= said
 
 
-@pytest.mark.parametrize("form", ["safetensors", "onnx", "stablehlo"])
+@pytest.mark.parametrize("form", ["safetensors", "onnx"])
 def test_the_folder_that_one_is_in_is_not_replaced(
     form: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -13,7 +13,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from jax import export as jax_export
 from onnx import numpy_helper
 from peft import PeftModel
 from safetensors.numpy import load_file
@@ -28,7 +27,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from jax_impl.io import stablehlo
 from lockstep.config import Config
 from lockstep.config.rope import parse_rope
 from lockstep.data import batches, corpus
@@ -39,10 +37,8 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint
 from lockstep.weights import onnx_export
 from lockstep.weights.export import export
-from lockstep.weights.forward import WEIGHTS
 from lockstep.weights.huggingface import INDEX, SINGLE
 from lockstep.weights.onnx_export import export_onnx
-from lockstep.weights.stablehlo import PROGRAM, TEXT, export_stablehlo
 from parity_tests import hf_model
 from parity_tests.pair import start, toy
 from parity_tests.tiers import tier
@@ -63,12 +59,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "tiny", "n_kv_head": 2, "qk_norm": True, "head_dim": 10, "norm_eps": 1e-3,
               "padded_vocab": 264},
 }  # fmt: skip
-FORMS = {"safetensors": [*MODELS], "onnx": [*MODELS], "stablehlo": ["llama-lora", "gpt2"]}
+FORMS = {"safetensors": [*MODELS], "onnx": [*MODELS]}
 EXPORTED = [(form, name) for form, names in FORMS.items() for name in names]
 
 
 def is_dear(form: str, name: str) -> bool:
-    return (form, name) == ("stablehlo", "gpt2") or (form == "onnx" and name != "llama-lora")
+    return form == "onnx" and name != "llama-lora"
 
 
 def trained(run: Path, name: str) -> tuple[Config, TrainState]:
@@ -123,12 +119,6 @@ def exported_logits(form: str, run: Path, to: Path) -> np.ndarray:
     if form == "onnx":
         export_onnx(run, to, step=1, int8=False, warn=pytest.fail)
         return load(onnx.load(to / onnx_export.FILE))(TOKENS)[0]
-    if form == "stablehlo":
-        export_stablehlo(run, to, step=1, warn=pytest.fail)
-        program = jax_export.deserialize(bytearray((to / PROGRAM).read_bytes()))
-        assert {*program.platforms} == {*stablehlo.PLATFORMS}
-        assert "tensor<?x?x256xf32>" in (to / TEXT).read_text()
-        return np.asarray(program.call(load_file(to / WEIGHTS), TOKENS.astype(np.int32)))
     export(run, to, step=1, warn=pytest.fail)
     with torch.no_grad():
         net = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
