@@ -38,7 +38,7 @@ def require_package(field: str, package: str, extra: str) -> None:
     """Raises UserError unless a package is installed.
 
     Args:
-        field: what needs it, as the user wrote it, such as "--track mlflow".
+        field: what needs it, as the user wrote it, such as "--track wandb".
         package: the name that is imported.
         extra: the extra of `lockstep-gpt` that brings it.
     """

@@ -183,10 +183,9 @@ class _Console(Console):
 class Display:
     """A progress bar with ETA on a terminal, otherwise a plain line now and then."""
 
-    def __init__(self, steps: int, done: int, *, wide: bool = False, quiet: bool = False) -> None:
+    def __init__(self, steps: int, done: int, *, quiet: bool = False) -> None:
         """
         Args:
-            wide: whether a terminal's bar has the last step's numbers, and not its loss alone.
             quiet: whether nothing is shown.
         """
         # rich would also take FORCE_COLOR, which some CI sets, for a terminal.
@@ -214,7 +213,6 @@ class Display:
             disable=not self.live,
         )
         self.task = self.progress.add_task("training", total=steps, completed=done, last="loss -")
-        self.wide = wide
 
     def __enter__(self) -> "Display":
         self.progress.start()
@@ -238,14 +236,12 @@ class Display:
     def train(self, row: dict[str, Any], eta: float) -> None:
         step = row["step"]
         loss = f"loss {row['loss']:.4f}"
-        numbers = (
-            f"{loss}  lr {row['lr']:.2e}  grad norm {row['grad_norm']:.3f}  "
-            f"{row['tokens_per_second']:,.0f} tokens/s"
-        )
-        self.progress.update(self.task, completed=step, last=numbers if self.wide else loss)
+        self.progress.update(self.task, completed=step, last=loss)
         if not self.live and (step % self.every == 0 or step in (1, self.steps)):
             place = f"step {step:>{len(str(self.steps))}}/{self.steps}"
-            self.say(f"{place}  {numbers}  ETA {clock(eta)}")
+            numbers = f"{loss}  lr {row['lr']:.2e}  grad norm {row['grad_norm']:.3f}"
+            speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+            self.say(f"{place}  {numbers}  {speed}  ETA {clock(eta)}")
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,7 @@ from lockstep.errors import UserError, require, require_range
 from lockstep.flags import add_optional
 from lockstep.train import track
 
-FLAGS = ("norms", "eval_data", "track", "live")
+FLAGS = ("norms", "eval_data", "track")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
@@ -21,7 +21,6 @@ class Watching:
     norms: int = 0  # steps between two rows of the gradient's norms by module; 0: none
     files: Mapping[str, str] = field(default_factory=dict)  # evaluation sets, as --data names them
     track: tuple[str, ...] = ()  # trackers
-    live: bool = False  # more numbers in a terminal's progress bar
     sets: Mapping[str, Any] = field(default_factory=dict)  # their tokens, once they are loaded
 
     def load(self, config: Config, *, resume: bool) -> "Watching":
@@ -54,9 +53,6 @@ def add_flags(parser: Any) -> None:
     add_optional(group, "--eval-data", "NAME=FILE", about, action="append")
     about = "give the log's numbers to this tracker too; may be repeated (default: none)"
     add_optional(group, "--track", "|".join(track.TOOLS), about, action="append")
-    group.add_argument("--live", action="store_true",
-                       help="the last step's numbers in the progress bar of a terminal "
-                       "(default: off, its loss alone)")  # fmt: skip
 
 
 def take(given: dict[str, Any]) -> Watching:
@@ -65,7 +61,7 @@ def take(given: dict[str, Any]) -> Watching:
     Raises:
         UserError: a value is none that can be.
     """
-    norms, sets, trackers, live = (given.pop(name, None) for name in FLAGS)
+    norms, sets, trackers = (given.pop(name, None) for name in FLAGS)
     require_range("--norms", norms or 0, 0)
     files: dict[str, str] = {}
     for text in sets or []:
@@ -77,4 +73,4 @@ def take(given: dict[str, Any]) -> Watching:
     names = tuple(dict.fromkeys(trackers or []))
     for name in names:
         track.require_installed(name)
-    return Watching(norms=norms or 0, files=files, track=names, live=bool(live))
+    return Watching(norms=norms or 0, files=files, track=names)

@@ -57,13 +57,6 @@ def open_tensorboard(folder: Path, settings: Row) -> Tool:
     return log, writer.close
 
 
-def open_trackio(folder: Path, settings: Row) -> Tool:
-    import trackio
-
-    trackio.init(project=PROJECT, name=folder.name, config=settings)
-    return trackio.log, trackio.finish
-
-
 def open_wandb(folder: Path, settings: Row) -> Tool:
     """Open wandb, offline unless WANDB_MODE says otherwise: a run needs no network."""
     import wandb
@@ -73,21 +66,9 @@ def open_wandb(folder: Path, settings: Row) -> Tool:
     return run.log, run.finish
 
 
-def open_mlflow(folder: Path, settings: Row) -> Tool:
-    """Write to MLFLOW_TRACKING_URI, or to mlflow's local default."""
-    import mlflow
-
-    mlflow.set_experiment(PROJECT)
-    mlflow.start_run(run_name=folder.name)
-    mlflow.log_params(settings)
-    return mlflow.log_metrics, mlflow.end_run
-
-
 TOOLS: dict[str, tuple[str, Callable[[Path, Row], Tool]]] = {  # name: its package, what opens it
     "tensorboard": ("tensorboardX", open_tensorboard),
-    "trackio": ("trackio", open_trackio),
     "wandb": ("wandb", open_wandb),
-    "mlflow": ("mlflow", open_mlflow),
 }
 
 

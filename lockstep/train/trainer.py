@@ -126,7 +126,7 @@ def _run_loop(
         out: the run's directory; None on the ranks that write nothing.
         kept: the rows that a resumed run has logged so far.
     """
-    display = Display(config.optim.steps, start.step, wide=watching.live, quiet=out is None)
+    display = Display(config.optim.steps, start.step, quiet=out is None)
     log, saver = None, None
     try:
         with contextlib.ExitStack() as files:

@@ -53,7 +53,7 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--clip 0", ["--clip", "0", "above 0"]),
     ("--warmup 501", ["--warmup", "501", "500"]),
     ("--beta1 1", ["--beta1", "1", "below 1"]),
-    ("--track mlflow", ["--track", "mlflow", "pip install 'lockstep-gpt[mlflow]'"]),
+    ("--track wandb", ["--track", "wandb", "pip install 'lockstep-gpt[wandb]'"]),
     ("--eval-data text.txt", ["--eval-data", "text.txt", "NAME=FILE"]),
     ("--eval-data a/b=text.txt", ["--eval-data", "a/b=text.txt", "letters"]),
     ("--eval-data a=text.txt --eval-data a=big", ["--eval-data", "a=big", "rename"]),
