@@ -24,7 +24,7 @@ class History:
     record: Record
     steps: np.ndarray  # (rows,), rising
     columns: dict[str, np.ndarray]  # of COLUMNS, each float64 (rows,); NaN where there is none
-    evaluations: dict[str, dict[int, float]]  # validation losses by set and step; "" is --data's
+    evaluations: dict[int, float]  # validation losses by step
     norms: dict[str, dict[int, float]]  # of the gradient, by module and step
     sample: str
 
@@ -37,7 +37,7 @@ def read(run: Path, name: str = "") -> History:
     """Raises UserError: there is no run, or a file of it cannot be read."""
     record = directory.read_record(run)
     train: dict[int, dict[str, Any]] = {}
-    evaluations: dict[str, dict[int, float]] = {}
+    evaluations: dict[int, float] = {}
     norms: dict[str, dict[int, float]] = {}
     for row in runlog.rows(run / "log.jsonl"):
         if row["kind"] == "train":
@@ -46,10 +46,7 @@ def read(run: Path, name: str = "") -> History:
             for module in filter(lambda key: key not in ("kind", "step"), row):
                 norms.setdefault(module, {})[row["step"]] = _number(row[module])
         if row["kind"] == "eval":
-            for key, value in row.items():
-                if key.startswith("val_loss"):
-                    by_step = evaluations.setdefault(key[len("val_loss") :].lstrip("."), {})
-                    by_step[row["step"]] = _number(value)
+            evaluations[row["step"]] = _number(row["val_loss"])
     steps = sorted(train)
     return History(
         name=name or str(run),

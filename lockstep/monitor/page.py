@@ -54,7 +54,7 @@ def _summary(histories: Sequence[History]) -> str:
 def _row(run: History) -> list[str | Cell]:
     config, columns = run.config, run.columns
     rates, peaks, losses = (columns[c] for c in ("tokens_per_second", "peak_bytes", "loss"))
-    best = min(filter(np.isfinite, run.evaluations.get("", {}).values()), default=np.nan)
+    best = min(filter(np.isfinite, run.evaluations.values()), default=np.nan)
     done = int(run.steps[-1]) if len(run.steps) else 0
     figures = [
         f"{done:,} of {config.optim.steps:,}",
@@ -72,9 +72,9 @@ def _chart(column: str, histories: Sequence[History]) -> str:
     title, unit, log = CHARTS[column]
     if column == "val_loss":
         lines = [
-            Line(f"{run.name} {name}".strip(), *map(np.array, zip(*sorted(losses.items()))))
+            Line(run.name, *map(np.array, zip(*sorted(run.evaluations.items()))))
             for run in histories
-            for name, losses in run.evaluations.items()
+            if run.evaluations
         ]
         return chart.draw(title, lines, unit=unit)
     lines = [Line(run.name, run.steps, run.columns[column]) for run in histories]

@@ -216,14 +216,8 @@ class Loop:
         held_out = batches.validation(self.config, self.data.val, self.local_rows)
         loss = self.twin.evaluate(held_out)
         self.losses[self.done] = loss
-        others = {
-            name: self.twin.evaluate(batches.validation(self.config, tokens, self.local_rows))
-            for name, tokens in self.watching.sets.items()
-        }
-        own = {f"val_loss.{name}": other for name, other in others.items()}
-        self.write({"kind": "eval", "step": self.done, "val_loss": loss, **own})
-        said = [f"{loss:.4f}", *(f"{name} {other:.4f}" for name, other in others.items())]
-        self.display.say(f"step {self.done}: validation loss {', '.join(said)}")
+        self.write({"kind": "eval", "step": self.done, "val_loss": loss})
+        self.display.say(f"step {self.done}: validation loss {loss:.4f}")
         precision = self.config.precision
         scaled = precision.roles.loss_scaling or precision.eval_roles.loss_scaling
         if not scaled and not math.isfinite(loss):

@@ -67,7 +67,6 @@ def _train(
         lock.require_free(out)
         found = checkpoint.listing(out)
     data, state, notices = _load_start(config, out if resume else None)
-    watching = watching.load(config, resume=resume)
     twin = build(config)
     # Read before the ranks meet in `_load`: after that rank 0 writes a new log.
     kept = runlog.up_to(out / "log.jsonl", state.step) if out and resume else []

@@ -247,16 +247,14 @@ def test_tokens_lie_beside_the_folder_that_they_are_made_of(
     assert prepared.read_manifest(tmp_path / "a.tokens").masked
 
 
-@pytest.mark.parametrize("flag", ["--data", "--eval-data"])
 def test_a_trainer_takes_no_other_tokenizer_than_that_of_the_tokens(
-    flag: str, tmp_path: Path, cache: Path, words: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cache: Path, words: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run would keep it, and what it writes would be decoded by it."""
     file, out = write_rows(tmp_path / "a.jsonl", chat()), tmp_path / "a.tokens"
     made(file, out)
-    data = [str(file), "--eval-data", f"b={out}"] if flag == "--eval-data" else [str(out)]
     small = "--model tiny --n-layer 1 --d-model 8 --n-head 1 --context 99 --steps 1 --warmup 0"
-    given = [*small.split(), "--vocab", "300", "--out", str(tmp_path / "run"), "--data", *data]
+    given = [*small.split(), "--vocab", "300", "--out", str(tmp_path / "run"), "--data", str(out)]
     assert trainers.train("torch", [*given, "--tokenizer", str(words)]) == 2
     assert f"--tokenizer {words}: is not that of {out}; name it" in capsys.readouterr().err
 

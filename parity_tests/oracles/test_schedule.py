@@ -254,7 +254,7 @@ def test_resumed_long_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert fake_runs.saved_steps() == [100, 702] and not prune.find_surplus(Path("run")).paths
     told, steps = history.read(Path("run")), [*range(0, 701, 50), 702]
     assert told.steps.tolist() == [*range(1, 703)]
-    assert told.evaluations[""] == {step: 1 + abs(100 - step) for step in steps}
+    assert told.evaluations == {step: 1 + abs(100 - step) for step in steps}
 
 
 def read_whole(twin: FakeTwin, state: TrainState) -> None:
