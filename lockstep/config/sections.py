@@ -230,7 +230,7 @@ class RunConfig:
     init: str = flag(
         "",
         "start from these weights, and their model: a folder with config.json and safetensors, "
-        "nanoGPT's ckpt.pt or llm.c's .bin",
+        "or nanoGPT's ckpt.pt",
         derived="none, weights are drawn",
     )
     eval_every: int = flag(100, "how often to evaluate; 0: only first and last", unit="steps")

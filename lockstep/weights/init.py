@@ -6,11 +6,8 @@ from pathlib import Path
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.model.params import Arrays
-from lockstep.weights import huggingface, llmc, nanogpt
+from lockstep.weights import huggingface, nanogpt
 from lockstep.weights.source import Source
-
-KINDS = {".bin": llmc.open_file, ".pt": nanogpt.open_file}
-FORMATS = "a folder with config.json and safetensors, nanoGPT's ckpt.pt or llm.c's .bin"
 
 
 def open_source(name: str) -> Source:
@@ -23,9 +20,10 @@ def open_source(name: str) -> Source:
     with suppress(OSError, ValueError):  # no possible name, or none that may be looked at
         if path.is_dir():
             return huggingface.open_folder(path)
-        if path.suffix in KINDS and path.is_file():
-            return KINDS[path.suffix](path)
-    raise UserError(f"--init {name}: is none of {FORMATS}; name one")
+        if path.suffix == ".pt" and path.is_file():
+            return nanogpt.open_file(path)
+    formats = "a folder with config.json and safetensors nor nanoGPT's ckpt.pt"
+    raise UserError(f"--init {name}: is neither {formats}; name one")
 
 
 def weights(config: Config) -> Arrays | None:

@@ -211,13 +211,12 @@ def sign_checkpoint(files: Files) -> Files:
     return files | {RECORD: text.encode("utf-8", "surrogateescape")} if RECORD in files else files
 
 
-# --- a folder of weights: Hugging Face's, llm.c's, nanoGPT's
+# --- weights: a folder of Hugging Face's, nanoGPT's
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1,
          "hidden_size": 2, "intermediate_size": 2, "vocab_size": 3, "head_dim": 2,
          "max_position_embeddings": 4, "tie_word_embeddings": True,
          "rope_scaling": {"rope_type": "default"}}  # fmt: skip
-HEADER = [20240326, 3, 4, 3, 1, 1, 2, 5]  # of llm.c: T, V, L, H, D and the padded V
 ARGUMENTS = {"n_layer": 1, "n_head": 1, "n_embd": 2, "block_size": 4, "bias": True,
              "vocab_size": 3}  # fmt: skip
 
@@ -231,21 +230,6 @@ def make_huggingface() -> list[Files]:
     about = {"config.json": LLAMA, "model.safetensors.index.json": index}
     texts = {name: json.dumps(tree).encode() for name, tree in about.items()}
     return [{**texts, "a.safetensors": safetensors.numpy.save(arrays)}]
-
-
-def llmc_file(header: list[int]) -> bytes:
-    return np.array([*header, *[0] * (256 - len(header))], "<i4").tobytes() + bytes(4 * 96)
-
-
-def llmc_headers(files: Files) -> st.SearchStrategy[Files]:
-    """One number of the header is another."""
-    number = st.sampled_from([0, -1, 1, 2, 2**31 - 1, -(2**31)]) | st.integers(-9, 9)
-    changes = st.tuples(st.integers(0, len(HEADER) - 1), number)
-    return changes.map(lambda change: {"a.bin": llmc_file(_with(HEADER, *change))})
-
-
-def _with(numbers: list[int], at: int, number: int) -> list[int]:
-    return [*numbers[:at], number, *numbers[at + 1 :]]
 
 
 def ckpt(arguments: Any) -> bytes:
@@ -282,8 +266,8 @@ def read_weights(folder: Path, file: str = "") -> Arrays:
     return weights
 
 
-def read_weights_again(weights: Arrays, folder: Path, file: str = "") -> bool:
-    again = read_weights(folder / "given", file)
+def read_weights_again(weights: Arrays, folder: Path) -> bool:
+    again = read_weights(folder / "given")
     return all(again[name].tobytes() == x.tobytes() for name, x in weights.items())
 
 
@@ -368,8 +352,6 @@ FORMS = {
     "trace": Form(make_traces, read_trace, read_trace_again, sign_trace),
     "checkpoint": Form(make_checkpoints, checkpoint.load, read_checkpoint_again, sign_checkpoint),
     "weights": Form(make_huggingface, read_weights, read_weights_again),
-    "llmc": Form(lambda: [{"a.bin": llmc_file(HEADER)}], partial(read_weights, file="a.bin"),
-                 partial(read_weights_again, file="a.bin"), more=llmc_headers),
     "ckpt": Form(lambda: [{"ckpt.pt": ckpt(ARGUMENTS)}], read_ckpt,
                  lambda weights, folder: len(weights) > 0, more=ckpts),
     "prepared": Form(make_tokens, read_tokens,

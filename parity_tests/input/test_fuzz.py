@@ -24,7 +24,7 @@ from lockstep.plan import shape
 from lockstep.run import directory, runlog
 from lockstep.train import trainer
 from parity_tests.input.bounds import TooSlow, check_refusal, limit
-from parity_tests.input.forms import ARGUMENTS, FORMS, HEADER, ckpt, llmc_file, place
+from parity_tests.input.forms import ARGUMENTS, FORMS, ckpt, place
 from parity_tests.input.hostile_runs import CONFIG, CONFIG_JSON, make_run
 from parity_tests.input.mutations import Files
 from parity_tests.tiers import tier
@@ -113,7 +113,6 @@ EXAMPLES = [
     exchanged("weights", **{
         file.partition(".")[0]: edited("weights", file, b"model.norm.weight", b"model.norm.waight")
         for file in ("model.safetensors.index.json", "a.safetensors")}),
-    exchanged("llmc", a=llmc_file([20240326, 4, *HEADER[2:]])),
     exchanged("ckpt", ckpt=ckpt(ARGUMENTS | {"bias": 1})),
     exchanged("trace", trace=b"{}"),
     exchanged("map", map=b'{"tensors": 3}'),

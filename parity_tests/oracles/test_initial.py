@@ -3,9 +3,7 @@
 A standard deviation of n normal numbers has an error of 1 / sqrt(2 n): bounds are five of them.
 """
 
-import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,10 +14,8 @@ import torch
 
 from lockstep.model.stacked import scans_layers
 from lockstep.model.state import initial_state
-from lockstep.weights import init
 from parity_tests import hf_model
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
-from parity_tests.weights import folders
 
 SIGMAS = 5.0
 SHAPE: dict[str, Any] = {"n_layer": 3, "n_head": 2, "d_model": 64, "context": 32, "vocab": 256}
@@ -130,34 +126,6 @@ def test_twin_starts_from_initial_weights(framework: str) -> None:
     same = [np.array_equal(deeper[name], x) for name, x in wanted.items()
             if not name.endswith(RESIDUAL)]  # fmt: skip
     assert all(same)
-
-
-# --- a start of llm.c's
-
-LAYERS = {"norm1": (8,), "attn.qkv": (24, 8), "attn.proj": (8, 8), "norm2": (8,),
-          "mlp.up": (32, 8), "mlp.down": (8, 32)}  # fmt: skip
-
-
-@pytest.mark.parametrize("context", ["12", "7"])
-def test_llm_c_weights(context: str, folder: Path) -> None:
-    """Each tensor has the numbers that stand at its place in the file, by the order of llm.c's
-    `write_tensors`, 2 after 1 and not 10; of its 12 positions a run may want fewer."""
-    sizes: dict[str, tuple[int, ...]] = {"embed.weight": (56, 8), "position.weight": (12, 8)}
-    for part, shape in LAYERS.items():
-        for kind, size in (("weight", shape), ("bias", shape[:1])):
-            sizes |= {f"blocks.{i}.{part}.{kind}": size for i in range(11)}
-    sizes |= {"norm.weight": (8,), "norm.bias": (8,)}
-    ends = [0, *itertools.accumulate(math.prod(size) for size in sizes.values())]
-    numbers, header = np.arange(ends[-1], dtype="<f4"), np.zeros(256, "<i4")
-    header[:8] = [20240326, 3, 12, 50, 11, 2, 8, 56]
-    file = folder / "model.bin"
-    file.write_bytes(header.tobytes() + numbers.tobytes())
-    found = init.weights(folders.config_of(file).replace(context=int(context)))
-    assert found and found.keys() == sizes.keys()
-    for (name, size), (begin, end) in zip(sizes.items(), itertools.pairwise(ends)):
-        expected = numbers[begin:end].reshape(size)
-        expected = expected[: int(context)] if name == "position.weight" else expected
-        assert np.array_equal(found[name], expected), name
 
 
 # --- decay
