@@ -197,13 +197,14 @@ def render_blocks(text: str) -> str:
 
 
 def write() -> list[Path]:
-    """Makes every table anew, and the notebook of docs/learn.md.
+    """Makes every table anew, the picture, and the notebook of docs/learn.md.
 
     Returns:
         The documents that changed.
     """
     changed = []
     texts = {path: render_blocks(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
+    texts[frameworks.PICTURE] = frameworks.picture()
     texts[lesson.NOTEBOOK] = lesson.write_notebook(lesson.PAGE.read_text(encoding="utf-8"))
     for path, text in texts.items():
         if path.read_text(encoding="utf-8") != text:

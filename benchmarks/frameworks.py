@@ -14,14 +14,18 @@ from lockstep.config import policy
 from lockstep.devices import Device
 from lockstep.plan import rates, recommend, shape
 from lockstep.plan.recommend import Choice
+from lockstep.process import ROOT
 from lockstep.results import Row
 
+BY_HAND = "fused"  # published programs with kernels written by hand: llm.c, in C and CUDA
 BESIDE = "h200-since.jsonl"  # XLA chose its kernels in these while other programs ran
 MODELS = {
     "gpt2": "GPT-2, 124 M", "gpt2-medium": "GPT-2 medium, 355 M", "gpt3-1.3b": "GPT-3's 1.3 B",
     "1b": "Llama-like, 1 B",
 }  # fmt: skip
 CARDS = ("t4", "rtx-4090", "a100-40", "a100-80", "h100", "h200")
+MEASURED_CARDS = ("h100", "h200")
+COLORS = {"jax": "#4c72b0", "eager": "#bbbbbb", "compiled": "#dd8452"}
 POLICIES, MODES = ("bf16", "fp16", "fp32"), ("none", "block")
 PROGRAMS = {"jax": "JAX", "eager": "PyTorch", "compiled": "PyTorch, compiled"}
 TOKENS = 32_768  # of an optimizer step
@@ -51,11 +55,12 @@ class Place(NamedTuple):
         return self.device.native(roles.compute, roles.tf32)
 
     @cache  # noqa: B019 -- places are few
-    def predict(self) -> Choice | None:
-        """The fastest split of the step that fits; None if none does."""
+    def predict(self, rows: int | None = None) -> Choice | None:
+        """The fastest split of the step that fits, or one micro-batch of `rows`; None if none."""
         framework = "jax" if self.program == "jax" else "torch"
+        sizes = shape.of(self.model, None)
         found = recommend.choices(
-            shape.of(self.model, None), self.device, framework, TOKENS,
+            sizes, self.device, framework, rows * sizes.context if rows else TOKENS, rows,
             policies=(self.policy,), remats=(self.remat,), compiled=self.program == "compiled",
         )  # fmt: skip
         best = recommend.find_best(found, self.policy, self.remat)
@@ -63,20 +68,27 @@ class Place(NamedTuple):
 
 
 def cell(place: Place) -> str:
-    """All that is known of a cell, what was measured first."""
-    known = [*_measured(place), *_published(place), _predicted(place)]
+    """All that is known of a cell, what was measured first; predicted for the measured batch."""
+    row = measured().get(place)
+    rows = row["config"]["optim"]["batch_size"] if row else None
+    known = [*_measured(place), *_published(place), _predicted(place, rows)]
     return "<br>".join(known)
 
 
-def _predicted(place: Place) -> str:
-    choice = place.predict()
+def _predicted(place: Place, rows: int | None) -> str:
+    choice = place.predict(rows)
     if choice is None:
         return NO_ROOM
     sizes, rate = shape.of(place.model, None), speed(place.model, choice)
     error = rates.find_error(place.device, place.program, sizes.weights).relative
     known = "at most" if error is None else f"± {error:.0%}"
-    mfu = rate * sizes.flops_per_token / place.device.peak(choice.setting.roles)
+    mfu = _mfu(place, rate)
     return f"predicted {_figures(rate, choice.bytes, mfu, choice.setting.rows, known)}"
+
+
+def _mfu(place: Place, rate: float) -> float:
+    flops = rate * shape.of(place.model, None).flops_per_token
+    return flops / place.device.peak(policy.POLICIES[place.policy])
 
 
 def speed(model: str, choice: Choice) -> float:
@@ -88,16 +100,18 @@ def _measured(place: Place) -> Iterable[str]:
     """Our own cell."""
     row = measured().get(place)
     if row:
-        beside = row["file"] == BESIDE and place.program == "jax"
-        how = "at least" if beside else "in a loop" if _looped(place, row) else ""
-        figures = row["tokens_per_second"], row["peak_bytes"], row["mfu"]
-        yield f"**measured {_figures(*figures, row['config']['optim']['batch_size'], how)}**"
+        rate = row["tokens_per_second"]
+        figures = rate, row["peak_bytes"], _mfu(place, rate)
+        rows = row["config"]["optim"]["batch_size"]
+        yield f"**measured {_figures(*figures, rows, _how(place, row))}**"
 
 
-def _looped(place: Place, row: Row) -> bool:
-    """Says if JAX ran layers in a loop that it would not run so now."""
-    looped = published.ran_in_a_loop(row)
-    return place.program == "jax" and place.remat == "none" and looped
+def _how(place: Place, row: Row) -> str:
+    """Says what a reader of a row must know: of JAX, compiled beside others, or with a loop."""
+    if place.program != "jax":
+        return ""
+    beside = row["file"] == BESIDE
+    return "at least" if beside else "in a loop" if published.ran_in_a_loop(row) else ""
 
 
 @cache
@@ -129,21 +143,30 @@ def _place(row: Row) -> Place | None:
 def _published(place: Place) -> Iterable[str]:
     """Runs of others: this model's sizes, of at most one machine, the fastest of a source."""
     for source, point in published_runs().get(place, {}).items():
-        count = int(point.devices)
-        cards = f", {count} cards with FSDP" if count > 1 else ""
-        link = f"[{point.model}](https://{source.split()[0]})"
-        yield f"published {float(point.tokens_per_s):,.0f}, B {point.batch}{cards}: {link}"
+        if point.program != BY_HAND:
+            yield _run(source, point)
+
+
+def _run(source: str, point: Point) -> str:
+    """Writes a published run in the words of the file."""
+    words = [f"published {float(point.tokens_per_s):,.0f}", f"B {point.batch}", point.framework]
+    if int(point.devices) > 1:
+        words.append(f"{point.devices} cards")
+    if point.attention != "fused":
+        words.append(f"attention {point.attention or 'not said'}")
+    address = source.split()[0].rstrip(",")
+    return f"{', '.join(words)}: [{point.model}](https://{address})"
 
 
 @cache
 def published_runs() -> dict[Place, dict[str, Point]]:
-    """Finds published runs by cell and source. Hand-fused kernels count as compiled ones."""
+    """Finds published runs by cell and source. Those by hand are beside compiled ones."""
     found: dict[Place, dict[str, Point]] = {}
     for point in published.timed(published.points()):
         model = _model((point.layers, point.d_model, point.seq))
         single = point.devices.isdigit() and int(point.devices) <= published.MACHINE
         if model and single and not published.is_own(point):
-            program = "compiled" if point.program == "fused" else point.program
+            program = "compiled" if point.program == BY_HAND else point.program
             place = Place(model, point.gpu, point.precision, point.remat, program)
             of = found.setdefault(place, {})
             fastest = of.get(point.source, point)
@@ -174,74 +197,107 @@ def table(model: str) -> str:
         cells = [cell(place) for place in places if place.native]
         if set(cells) - {NO_ROOM}:
             lines.append([f"{card}, {dtype}, {remat}", *cells])
-    return markdown(["card, policy, remat", *PROGRAMS.values()], lines)
+    return "\n\n".join([
+        markdown(["card, policy, remat", *PROGRAMS.values()], lines), *_by_hand(model)
+    ])  # fmt: skip
+
+
+def _by_hand(model: str) -> list[str]:
+    """Lists the published runs that are none of the programs, below a table."""
+    lines = [
+        f"- {place.card}, {place.policy}, {place.remat}: {_run(source, point)}"
+        for place, runs in published_runs().items()
+        for source, point in runs.items()
+        if place.model == model and place.card in CARDS and point.program == BY_HAND
+    ]
+    return ["\n".join(["In C and CUDA, by hand:", "", *sorted(lines)])] if lines else []
 
 
 def summary() -> str:
-    """The fastest setting in half precision of each model and card, as predicted."""
+    """The fastest setting in half precision of each model and card: measured, else predicted."""
     lines = []
     for model, card in product(MODELS, CARDS):
         line = [MODELS[model], card]
         for program in PROGRAMS:
             places = [Place(model, card, *setting, program)
                       for setting in product(POLICIES[:2], MODES)]  # fmt: skip
-            found = [choice for place in places if place.native and (choice := place.predict())]
-            line.append(_brief(model, max(found, key=partial(speed, model), default=None)))
+            line.append(_brief([place for place in places if place.native]))
         lines.append(line)
     return markdown(["model", "card", *PROGRAMS.values()], lines)
 
 
-def findings() -> str:
-    """Writes five sentences on the tables: ratios of tokens/s in half precision."""
-    compiled, jax = {"program": "compiled"}, {"program": "jax"}
-    eager, block, single = {"program": "eager"}, {"remat": "block"}, {"policy": "fp32"}
-    peaks = [f"{share:.2f}" for share in _ratios(compiled, eager, "peak_bytes")]
-    newer = [card for card in CARDS if card != "t4"]
-    return "\n".join([
-        f"- **Compile PyTorch.** Compiled over eager: {_told(compiled, eager)}; its peak was "
-        f"*measured* at {', '.join(peaks)} of eager's.",
-        "- **JAX and compiled PyTorch are near each other** from Ampere on. JAX over compiled: "
-        f"{_told(jax, compiled, newer)}, of which the H200's runs of the suite `frameworks` are "
-        "lower bounds for JAX. On a T4, where XLA has no fused attention, it is predicted at "
-        f"{_range(jax, compiled, ['t4'])}.",
-        f"- **Remat has a price**: block over none {_told(block, {'remat': 'none'})}. It is worth "
-        "it where it makes room for the batch.",
-        "- **fp32 is for proofs**: bf16 over fp32 "
-        f"{_told({'policy': 'bf16'}, single)}, the more the more a card's tensor cores can.",
-        "- The choice between frameworks is rarely one of speed.",
-    ])  # fmt: skip
-
-
-def _told(one: Change, other: Change, cards: Iterable[str] = CARDS) -> str:
-    seen = ", ".join(f"{ratio:.2f}" for ratio in _ratios(one, other, "tokens_per_second"))
-    return f"*predicted* {_range(one, other, cards)}, *measured* {seen}"
-
-
-def _range(one: Change, other: Change, cards: Iterable[str]) -> str:
-    """The least and the most of a ratio of predicted speeds."""
-    found = []
-    for place in map(Place._make, product(MODELS, cards, POLICIES[:2], MODES, PROGRAMS)):
-        pair = [place._replace(**change) for change in (one, other)]
-        speeds = [speed(each.model, choice) for each in pair
-                  if each.native and (choice := each.predict())]  # fmt: skip
-        if len(speeds) == 2:
-            found.append(speeds[0] / speeds[1])
-    return f"{min(found):.2f} to {max(found):.2f}"
-
-
-def _ratios(one: Change, other: Change, figure: str) -> list[float]:
-    """Divides a figure of each measured cell by that of the cell which differs in one thing."""
-    rows = {place: row for place, row in measured().items() if not _looped(place, row)}
-    pairs = [(rows.get(place._replace(**other)), row) for place, row in rows.items()
-             if place == place._replace(**one)]  # fmt: skip
-    return [row[figure] / base[figure] for base, row in pairs if base]
-
-
-def _brief(model: str, choice: Choice | None) -> str:
-    if choice is None:
+def _brief(places: list[Place]) -> str:
+    """The place that is predicted to be the fastest, as measured if it was."""
+    found = {place: choice for place in places if (choice := place.predict())}
+    if not found:
         return "does not fit"
-    s = choice.setting
-    return f"{speed(model, choice):,.0f} ({s.policy}, {s.remat}, {choice.bytes / GIB:.1f} GiB)"
+    place = max(found, key=lambda each: speed(each.model, found[each]))
+    if row := measured().get(place):
+        rate, size = f"**{row['tokens_per_second']:,.0f}**", row["peak_bytes"]
+    else:
+        rate, size = f"{speed(place.model, found[place]):,.0f}", found[place].bytes
+    return f"{rate} ({place.policy}, {place.remat}, {size / GIB:.1f} GiB)"
+
+
+RATIOS: dict[str, tuple[str, Change, Change]] = {
+    "JAX / compiled": ("tokens_per_second", {"program": "jax"}, {"program": "compiled"}),
+    "compiled / eager": ("tokens_per_second", {"program": "compiled"}, {"program": "eager"}),
+    "their peaks": ("peak_bytes", {"program": "compiled"}, {"program": "eager"}),
+    "block / none, JAX": ("tokens_per_second", {"program": "jax", "remat": "block"},
+                          {"program": "jax", "remat": "none"}),
+    "block / none, compiled": ("tokens_per_second", {"program": "compiled", "remat": "block"},
+                               {"program": "compiled", "remat": "none"}),
+}  # fmt: skip
+
+
+def findings() -> str:
+    """The measured ratios in bf16 without remat, a row for each model and card."""
+    lines = []
+    for model, card in product(MODELS, MEASURED_CARDS):
+        base = Place(model, card, "bf16", "none", "jax")
+        lines.append([MODELS[model], card, *(_ratio(base, *ratio) for ratio in RATIOS.values())])
+    return markdown(["model", "card", *RATIOS], lines)
+
+
+def _ratio(base: Place, figure: str, one: Change, other: Change) -> str:
+    """Divides a figure of two measured cells with the same batch."""
+    pair = [(place, measured().get(place)) for place in
+            (base._replace(**change) for change in (one, other))]  # fmt: skip
+    rows = [row for _, row in pair if row]
+    sizes = {
+        tuple(row["config"]["optim"][name] for name in ("batch_size", "accum")) for row in rows
+    }
+    if len(rows) < 2 or len(sizes) > 1:
+        return ""
+    remarks = {_how(place, row) for place, row in pair if row} - {""}
+    return " ".join([f"{rows[0][figure] / rows[1][figure]:.2f}", *sorted(remarks)])
+
+
+PICTURE = ROOT / "docs" / "frameworks-h100.svg"
+BAR, LEFT, WIDE = 22, 250, 420  # pixels: a bar's height, where bars begin, the longest
+
+
+def picture() -> str:
+    """Draws tokens/s of each program on an H100 in bf16 without remat, its model's fastest as 1."""
+    bars: list[str] = []
+    for model in MODELS:
+        places = [Place(model, "h100", "bf16", "none", program) for program in PROGRAMS]
+        found = {place: row["tokens_per_second"] for place in places
+                 if (row := measured().get(place))}  # fmt: skip
+        for place, rate in found.items():
+            top, width = 10 + len(bars) * BAR, WIDE * rate / max(found.values())
+            bars.append(
+                f'<text x="{LEFT - 8}" y="{top + 14}" text-anchor="end">'
+                f"{MODELS[model]}: {PROGRAMS[place.program]}</text>"
+                f'<rect x="{LEFT}" y="{top}" width="{width:.0f}" height="{BAR - 6}" '
+                f'fill="{COLORS[place.program]}"/>'
+                f'<text x="{LEFT + width + 6:.0f}" y="{top + 14}">{rate:,.0f}</text>'
+            )
+    size = f'width="{LEFT + WIDE + 80}" height="{20 + len(bars) * BAR}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">'
+    )
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *bars, "</svg>\n"])
 
 
 def errors() -> str:

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cells import CONTENDERS, Cell
-from lockstep import devices
+from lockstep import devices, nvidia
 from lockstep.config import Config
 from lockstep.model import flops
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
+from lockstep.plan.timing import LARGEST_SPREAD
 from lockstep.train.memory import ResidentGrowth
 from lockstep.twin import Runner, StepResult
 
 Result = dict[str, Any]
+UNSTEADY = "unsteady"  # the status of a row whose windows spread too far
 
 
 def measure(cell: Cell) -> Result:
@@ -34,13 +36,14 @@ def measure(cell: Cell) -> Result:
     results = [runner.step(runner.place(next(windows)))()]
     clock.lap("first step")
     results += take(runner, [next(windows) for _ in range(cell.warmup - 1)])
-    seconds = []
+    on_cpu = about["platform"] == "cpu"
+    seconds, clocks = [], []
     for _ in range(cell.windows):
         drawn = [next(windows) for _ in range(cell.steps)]
         began = time.perf_counter()
         results += take(runner, drawn)
         seconds.append((time.perf_counter() - began) / cell.steps)
-    on_cpu = about["platform"] == "cpu"
+        clocks += [] if on_cpu else nvidia.query_gpus("clocks.sm", "power.draw")[0][:1]
     peak = growth.bytes() if on_cpu else runner.peak_bytes()
     # What one step needs beside its state; the peers do not say.
     step_bytes = getattr(runner, "step_bytes", None)
@@ -49,9 +52,11 @@ def measure(cell: Cell) -> Result:
     held = 0 if on_cpu else memory.state_bytes(model, config.precision.roles)
     return {
         "about": about, "seconds": clock.laps, "seconds_per_step": seconds,
+        "sm_mhz_and_watts": clocks,
         "peak_bytes": peak, "reserved_bytes": None if on_cpu else reserved_bytes(),
         "predicted_bytes": None if needed is None else needed + held,
         **throughput(config, seconds, about["device"]), **outcome(results),
+        **({} if on_cpu else reject_unsteady(seconds)),
     }  # fmt: skip
 
 
@@ -86,6 +91,19 @@ def throughput(config: Config, seconds: list[float], device: str) -> Result:
     peak = devices.peak(device, config.precision.kinds)
     mfu = middle * flops.per_token(config.model) / peak if peak else None
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
+
+
+def reject_unsteady(seconds: list[float]) -> Result:
+    """Returns the status of a GPU's row whose windows were disturbed; nothing for a good one.
+
+    A CPU's clocks and other processes move by more than that, so its rows have quartiles alone.
+    """
+    low, middle, high = statistics.quantiles(seconds, method="inclusive")
+    spread = (high - low) / middle
+    if spread <= LARGEST_SPREAD:
+        return {}
+    why = f"its windows spread by {spread:.0%}, over {LARGEST_SPREAD:.0%}; something else ran"
+    return {"status": UNSTEADY, "why": why}
 
 
 def tokens_per_step(config: Config) -> int:

@@ -182,7 +182,7 @@ def _measured_here() -> Iterable[Point]:
     """Our own runs, as columns of the file."""
     for name, row in ((file.name, row) for file in MEASURED for row in results.read(file).values()):
         contender = row["cell"]["contender"]
-        if contender not in OWN or "tokens_per_second" not in row:
+        if contender not in OWN or row.get("status", "ok") != "ok":
             continue
         config = row["config"]
         model = ModelConfig(**config["model"])

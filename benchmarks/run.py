@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.jobs import Job, perform, relative_path, say
+from benchmarks.measure import UNSTEADY
 from benchmarks.public_ports.programs import FOLDER
 from benchmarks.suites import SUITES
 from lockstep import results
@@ -25,7 +26,7 @@ from lockstep.process import ROOT
 from lockstep.results import Row
 from lockstep.run.directory import require_writable_file
 
-FAILURES = ("failed", "OOM")
+FAILURES = ("failed", "OOM", UNSTEADY)
 EVERY = (*FAILURES, "ok", "not supported")
 
 
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
                         help="only jobs with TEXT in their names")  # fmt: skip
     parser.add_argument("--again", action="store_true", help="measure finished rows again")
     parser.add_argument("--failed", action="store_true",
-                        help="measure again what failed or ran out of memory")  # fmt: skip
+                        help="measure again what failed, or was disturbed")  # fmt: skip
     parser.add_argument("--minutes", metavar="M", type=reader(float), default=float("inf"),
                         help="no job starts later (default: no limit)")  # fmt: skip
     parser.add_argument("--device", metavar="cpu|cuda",

@@ -88,7 +88,7 @@ def cpu(device: str) -> list[Job]:
 
 def drift(device: str) -> list[Job]:
     """Takes as many steps as on a GPU: what the bound on final losses is made from."""
-    long = {"device": device, "warmup": 5, "windows": 8, "steps": 5}
+    long = {"device": device, "warmup": 10, "windows": 6, "steps": 10}
     rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
     return rounds(cells("frameworks", ("jax", "torch", *PEERS), rows, **long))
 
@@ -98,8 +98,8 @@ def frameworks(device: str) -> list[Job]:
 
     On a CPU GPT-2 alone, one row at a time.
     """
-    usual = {"device": device, "warmup": 3, "windows": 5, "steps": 3}
-    slow = usual | {"warmup": 2, "windows": 4, "steps": 2}
+    usual = {"device": device, "warmup": 10, "windows": 6, "steps": 10}
+    slow = usual | {"warmup": 2, "windows": 4, "steps": 5}
     models: list[Flags] = [
         {"model": "gpt2", "batch_size": 32},
         {"model": "gpt2-medium", "batch_size": 16},
@@ -114,7 +114,7 @@ def frameworks(device: str) -> list[Job]:
         job
         for model in models
         for policy in policies
-        for mode in ({"remat": "none"}, {"remat": "block", "layers": "scan"})
+        for mode in ({"remat": "none"}, {"remat": "block"})
         for job in cells(
             "frameworks", OURS, [model | {"policy": policy} | mode],
             **(slow if policy in ("fp32", "tf32") else usual),
@@ -126,7 +126,7 @@ def gpu(device: str) -> list[Job]:
     """On one CUDA GPU; on a CPU, its rehearsal with toys."""
     rehearsal = device == "cpu"
     quick = {"device": device, "warmup": 1, "windows": 2, "steps": 1}
-    whole = quick if rehearsal else quick | {"warmup": 5, "windows": 8, "steps": 5}
+    whole = quick if rehearsal else quick | {"warmup": 10, "windows": 6, "steps": 10}
     every, toy = ("bf16", "fp32", "tf32", "fp16"), TOY | {"batch_size": 4}
 
     def model(name: str, batch: int) -> Flags:

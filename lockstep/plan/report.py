@@ -11,6 +11,7 @@ from lockstep.plan import rates, sizes
 from lockstep.plan.recommend import ALL_AT_ONCE, SAME
 from lockstep.plan.setting import Setting
 from lockstep.plan.shape import Shape
+from lockstep.plan.timing import LARGEST_SPREAD
 from lockstep.plan.world import Links
 
 GIB, MIB = 2**30, 2**20
@@ -23,7 +24,6 @@ COMPARED = {"jax": "JAX, which is compiled,", "compiled": "compiled PyTorch",
 PARTS = {"parameters": "weights", "gradients": "grads", "accumulators": "accum", "moments": "Adam",
          "activations": "activ", "logits": "logits", "workspace": "work"}  # fmt: skip
 RACE_ROW = "{:17}{:8}{:7}{:>12}{:>10}{:>6}{:>12}  {}"
-LARGEST_SPREAD = 0.05  # between the quartiles of steps of an undisturbed run, relative
 MESH_ROW = "{:<18}{:8}{:10}{:>9}{:>9}{:>10}{:>10}{:>9}  {:>14}  {}"
 MESH_ASSUMPTIONS = """\
 Memory of one device at its own peak; other trainers may need less than what is assumed here.

@@ -45,8 +45,9 @@ class Shape:
     @property
     def flops_per_token(self) -> int:
         """Counts model FLOPs, as MFU does (`lockstep/model/flops.py`)."""
-        multiplied = self.weights - self.positions * self.d_model
-        return 6 * multiplied + 12 * self.n_layer * self.d_queries * self.context
+        return (
+            6 * (self.weights - self.looked_up) + 12 * self.n_layer * self.d_queries * self.context
+        )
 
 
 def of(name: str, context: int | None) -> Shape:

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.process import NO_CHANGE, ROOT, environment, last_line, module_command
 
 STEPS, WARMUP = 64, 4  # of a run; the first ones compile, and their clocks still rise
+LARGEST_SPREAD = 0.05  # between the quartiles of an undisturbed GPU, relative
 LEAST = 2  # steps after the warm-up that a figure needs
 
 

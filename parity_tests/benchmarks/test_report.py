@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import cells, ladder, report
+from benchmarks import cells, ladder, measure, published, report
 from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
 from lockstep.config.policy import POLICIES
@@ -150,3 +150,13 @@ def test_rows_judged_by_other_bounds_are_equal_by_today_s() -> None:
     assert said.startswith(begin)
     current = {name: row for name, row in rows.items() if name not in outdated}
     assert ladder.with_remark(lambda rows: "a table", current) == "a table"
+
+
+def test_recorded_gpu_rows_are_steady() -> None:
+    """A row whose windows spread by more is rejected by the runner, so none is recorded."""
+    rows = [row for file in published.MEASURED for row in results.read(file).values()]
+    timed = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
+    assert len(timed) > 80
+    assert [seconds for seconds in timed if measure.reject_unsteady(seconds)] == []
+    rejected = measure.reject_unsteady([0.096, 0.095, 0.114, 0.108, 0.153])
+    assert rejected["status"] == measure.UNSTEADY and "spread by 17%" in rejected["why"]
