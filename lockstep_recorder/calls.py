@@ -15,6 +15,7 @@ def slot(call: str, at: int) -> str:
 class CallLog:
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}  # in/CALL, act/CALL, dact/CALL
+        self.paths: dict[str, str] = {}  # act/SLOT or more/SLOT -> its place in what is shipped
         self.events: list[str] = []  # "+CALL" where it begins, "-CALL" where it ends
         self.kinds: dict[str, str] = {}  # call -> the module's class
         self.open: list[str] = []

@@ -148,24 +148,39 @@ def accumulate(
         losses.append(ran["loss"])
         sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
         carried = group(seen, "state")
-        outputs |= prefixed(f"output/{step}", outputs_of(ran["events"], seen))
+        outputs |= prefixed(f"output/{step}", outputs_of(ran, seen))
     counts = side.counted()
     side.keeps = False
     return losses, {**prefixed("sum", sums), **prefixed("carried", carried),
                     **prefixed("counted", counts), **outputs}  # fmt: skip
 
 
-def outputs_of(events: list[str], seen: Arrays) -> Arrays:
-    """Selects what a program ships of a run: `given/NAME`, if it has a function `outputs`, else
-    `act/SLOT` of each call that stands in no other, and `more/SLOT`, what else this gives."""
-    if given := {key: x for key, x in seen.items() if key.startswith("given/")}:
+def outputs_of(ran: dict[str, Any], seen: Arrays) -> Arrays:
+    """Selects what a program ships of a run, see `shipped`."""
+    return {name: seen[key] for name, key in shipped(ran, seen).items()}
+
+
+def shipped(ran: dict[str, Any], seen: Arrays) -> dict[str, str]:
+    """Names what a program ships, and where `seen` has it: `given/PATH`, if it has a function
+    `outputs`, else `act/CALL:PATH` of each call that stands in no other, where PATH is the place in
+    what the call gives, such as logits or 0; `act/CALL` where it gives one array.
+
+    Args:
+        ran: `events` and `paths` of the run.
+    """
+    if given := {key: key for key in seen if key.startswith("given/")}:
         return given
     depth, outermost = 0, set[str]()
-    for event in events:
+    for event in ran["events"]:
         depth += 1 if event[0] == "+" else -1
         outermost |= {event[1:]} if event[0] == "-" and not depth else set()
-    return {key: x for key, x in seen.items() if key.startswith(("act/", "more/"))
-            and key.partition("/")[2].partition(":")[0] in outermost}  # fmt: skip
+    found = {}
+    for key in seen:
+        call = key.partition("/")[2].partition(":")[0]
+        if key.startswith(("act/", "more/")) and call in outermost:
+            path = ran["paths"].get(key, "")
+            found[f"act/{call}:{path}" if path else f"act/{call}"] = key
+    return found
 
 
 def _steps(

@@ -246,9 +246,10 @@ class JaxSide(ProgramSide):
         if self.user.has("outputs"):
             again: Any = widened() if self.wide else contextlib.nullcontext()
             with jax.disable_jit(), again:
-                made = jax.tree.leaves(self.model.outputs(params, state, given))
-            floats = [x for x in made if is_float_leaf(x)]
-            tape.calls.arrays |= {f"given/{at}": x for at, x in enumerate(floats)}
+                made = self.model.outputs(params, state, given)
+            tape.calls.arrays |= {
+                f"given/{path or '0'}": jnp.asarray(x) for path, x in tree.leaves(made)
+            }
         if getattr(loss, "size", 0) != 1:
             shaped = hasattr(loss, "shape")
             kind = f"an array of shape {loss.shape}" if shaped else type(loss).__name__
@@ -303,7 +304,8 @@ class JaxSide(ProgramSide):
         seen |= {f"state/{n}": x for n, x in self.model.flat(new).items()}
         seen = {name: tree.to_numpy(x) for name, x in seen.items()}
         calls = self.tape.calls
-        return {"loss": float(loss), "events": calls.events, "kinds": calls.kinds}, seen
+        about = {"loss": float(loss), "events": calls.events, "kinds": calls.kinds}
+        return {**about, "paths": calls.paths}, seen
 
     def counted(self) -> Arrays:
         before, after = (

@@ -30,7 +30,6 @@ from lockstep_recorder.torch_modes import (
     is_rounded,
     nudged,
     replace_floats,
-    tensors,
     without_clip_epsilon,
     without_dropout,
     without_functional_dropout,
@@ -285,16 +284,18 @@ class TorchSide(ProgramSide):
             grads = self._run_plain(weights, spec, batch)[1]
         seen.update({f"grad/{name}": x for name, x in grads.items()})
         if self.user.has("outputs") and not forced:
-            seen |= {f"given/{at}": x for at, x in enumerate(self._outputs(spec, batch))}
-        about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds}
+            seen |= self._outputs(spec, batch)
+        about = {"loss": loss.item(), "events": calls.events, "kinds": calls.kinds,
+                 "paths": calls.paths}  # fmt: skip
         return about, seen
 
-    def _outputs(self, spec: Any, batch: Arrays) -> Iterator[np.ndarray]:
-        """Yields what the program's function `outputs` gives."""
+    def _outputs(self, spec: Any, batch: Arrays) -> Arrays:
+        """Returns `given/PATH`, what the program's function `outputs` gives."""
         given = tree.put_together(spec, batch, self._leaf)
         wide = NothingNarrower() if self.wide else nullcontext()
         with wide, without_functional_dropout(), torch.no_grad():
-            yield from map(tree.to_numpy, floats(self.user.call("outputs", self.model, given)))
+            made = self.user.call("outputs", self.model, given)
+        return {f"given/{path or '0'}": tree.to_numpy(x) for path, x in tree.leaves(made)}
 
     def counted(self) -> Arrays:
         return {n: tree.to_numpy(x).astype(float) - tree.to_numpy(self.counts[n])
@@ -350,9 +351,7 @@ class TorchSide(ProgramSide):
             if call not in calls.kinds:
                 return y
             if not calls.open:
-                for at, x in enumerate(tensors(y)):
-                    if at >= MOST or not is_float(x):
-                        calls.arrays[f"more/{slot(call, at)}"] = tree.to_numpy(x)
+                self._ship(call, y, calls)
 
             def look(at: int, x: torch.Tensor) -> Any:
                 if at >= MOST or is_differentiated(x):
@@ -376,6 +375,16 @@ class TorchSide(ProgramSide):
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _ship(self, call: str, y: Any, calls: CallLog) -> None:
+        """Notes the places of what an outermost call gives, and records what no slot has."""
+        held = {id(x): f"act/{slot(call, at)}" for at, x in enumerate(floats(y)) if at < MOST}
+        for at, (path, x) in enumerate(tree.leaves(y)):
+            key = held.get(id(x))
+            if key is None:
+                key = f"more/{slot(call, at)}"
+                calls.arrays[key] = tree.to_numpy(x)
+            calls.paths[key] = path
 
     def _point(self, y: Any, name: str, calls: CallLog, forced: Arrays) -> Any:
         calls.arrays[f"act/{name}"] = tree.to_numpy(y)

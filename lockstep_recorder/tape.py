@@ -8,6 +8,7 @@ import jax
 import jax.custom_batching
 import jax.numpy as jnp
 
+from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
 
 
@@ -43,18 +44,32 @@ class Tape:
         call = self.calls.end()
         if not call:
             return y
-        leaves, nest = jax.tree.flatten(y)
+        named, nest = jax.tree_util.tree_flatten_with_path(y)
+        leaves = [x for _, x in named]
         places = [i for i, x in enumerate(leaves) if is_float(x)]
         if places and not self._is_ours(leaves[places[0]]):
             self.calls.drop(call)  # such a look, at what takes nothing of the scan's
             return y
         if not self.calls.open:
-            for at, x in enumerate(leaves):
-                if hasattr(x, "dtype") and at not in places[:MOST]:
-                    self.calls.arrays[f"more/{slot(call, at)}"] = x
+            self._ship(call, [path_of(path) for path, _ in named], leaves, places[:MOST])
         for at, place in enumerate(places[:MOST]):
             leaves[place] = self.point(slot(call, at), leaves[place])
         return jax.tree.unflatten(nest, leaves)
+
+    def _ship(self, call: str, paths: list[str], leaves: list[Any], places: list[int]) -> None:
+        """Notes the places of what an outermost call gives, and records what no slot has."""
+        for at, place in enumerate(places):
+            self.calls.paths[f"act/{slot(call, at)}"] = paths[place]
+        others = [
+            found
+            for at, (path, x) in enumerate(zip(paths, leaves))
+            if at not in places
+            for found in tree.leaves(x, path)
+        ]
+        for at, (path, x) in enumerate(others, len(places)):
+            key = f"more/{slot(call, at)}"
+            self.calls.arrays[key] = jnp.asarray(x)
+            self.calls.paths[key] = path
 
     def tap(self, name: str, x: Any) -> Any:
         """The user's own point; under `jax.vmap` it sees all of the batch, its axis first."""
@@ -85,6 +100,12 @@ class Tape:
     def _is_ours(self, x: Any) -> bool:
         trace = getattr(x, "_trace", None)
         return trace is None or not self.traces or level_of(trace) in self.traces
+
+
+def path_of(keys: tuple[Any, ...]) -> str:
+    """The path of a leaf, as `tree.leaves` has it."""
+    return ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+                    for key in keys)  # fmt: skip
 
 
 def level_of(trace: Any) -> int:

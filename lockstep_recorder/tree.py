@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,26 @@ def take_apart(tree: Any, path: str = "") -> tuple[Any, dict[str, np.ndarray]]:
     x = to_numpy(tree)
     dtype = np.asarray(tree).dtype.name if np.iscomplexobj(tree) else x.dtype.name
     return {"array": path or "batch", "dtype": dtype}, {path or "batch": x}
+
+
+def leaves(nest: Any, path: str = "", depth: int = 8) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays and numbers of a nest with their paths, such as logits and states.0.mean:
+    of dicts, sequences, dataclasses and other objects that hold some."""
+    if nest is None or isinstance(nest, (str, bytes, type)) or callable(nest) or depth < 0:
+        return
+    if isinstance(nest, Mapping):
+        parts: Iterable[tuple[Any, Any]] = nest.items()
+    elif hasattr(nest, "_fields"):
+        parts = zip(nest._fields, nest)
+    elif isinstance(nest, (list, tuple)):
+        parts = enumerate(nest)
+    elif isinstance(nest, (int, float, complex)) or hasattr(nest, "dtype"):
+        yield path, nest
+        return
+    else:
+        parts = getattr(nest, "__dict__", {}).items()
+    for key, value in parts:
+        yield from leaves(value, f"{path}.{key}".strip("."), depth - 1)
 
 
 def put_together(

@@ -45,6 +45,7 @@ class Result:
     undecided: list[str] = field(default_factory=list)  # ... and might have paired otherwise
     crossed: list[str] = field(default_factory=list)  # tensors that values pair against names
     turned: list[str] = field(default_factory=list)  # outputs with their axes in another order
+    exchanged: list[str] = field(default_factory=list)  # outputs at another place
     updates: int = 0  # of the optimizer, that were compared
 
 
@@ -108,6 +109,7 @@ def conclude(aligned: Alignment, ends: Ends, judged: Judgement) -> Result:
         undecided=undecided,
         crossed=notes.crossed(aligned.mapping),
         turned=ends.outputs.turned,
+        exchanged=ends.outputs.exchanged,
         updates=notes.updates_seen(aligned.reference, stages),
     )
 

@@ -175,7 +175,8 @@ def compare_batches(evidence: causes.Evidence, accepted: list[Root]) -> list[Roo
         gradients = rungs.gradients("3i", "", pairing, evidence.entries,
                                     Trace(reference.about, seen), calls, ran, bounds)  # fmt: skip
         whole = [spot for spot in measured[1].spots if module_of(spot.where) == "(root)"]
-        wrong = [spot for spot in [*measured[0].spots, *whole] if spot.where not in places]
+        differing = [*measured[0].spots, *whole]
+        wrong = [s for s in differing if s.where not in places or not s.figure <= most]
         wrong += [spot for spot in gradients.spots if not spot.figure <= most]
         if wrong:
             batch = f"{rungs.BATCH}{step}"

@@ -1,5 +1,6 @@
 """Rung 6: what the model gives, of each batch: all of it, also where no loss looks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from lockstep.errors import UserError
 from lockstep.judge.compare import norm_gap
 from lockstep.model.params import Arrays
 from lockstep_recorder.operations import fingerprint
-from lockstep_recorder.recording import outputs_of, prefixed
+from lockstep_recorder.recording import outputs_of, prefixed, shipped
 from lockstep_recorder.wire import group
 
 UNSEEN = "where no loss looks"
@@ -33,56 +34,89 @@ class Outputs:
         lacks: the reference's outputs that were compared with nothing.
         unseen: an output differs where no loss looks, and nowhere else.
         turned: outputs whose axes the port has in another order.
+        exchanged: outputs that stand at another place in what the port gives.
     """
 
     stage: Stage = field(default_factory=lambda: Stage(number="6", name="model outputs"))
     lacks: list[str] = field(default_factory=list)
     unseen: bool = False
     turned: list[str] = field(default_factory=list)
+    exchanged: list[str] = field(default_factory=list)
 
 
 def compare_outputs(
     reference: Trace, port: Port, trial: Trial, later: Arrays, bounds: Bounds
 ) -> Outputs:
-    """Compares what both programs ship, see `recording.outputs_of`.
+    """Compares what both programs ship, see `recording.shipped`.
 
-    The model's output is the other's, in its size and in its order of axes, but for channels first
-    or last. What one side shows by no module is sought among all values of the port, of the first
-    batch; so is a model that ends elsewhere, if its own end is among the reference's values.
+    An output is the other's of its place, such as `logits` of a dict, in its size and in its order
+    of axes, but for channels first or last. What one side shows by no module is sought among all
+    values of the port, of the first batch; so is a model that ends elsewhere, if its own end is
+    among the reference's values.
 
     Args:
-        later: `STEP/KEY` of the port's batches; none where the forward pass alone runs.
+        later: `STEP/NAME` of the port's batches; none where the forward pass alone runs.
     """
-    first = outputs_of(reference.about["events"], reference.arrays)
+    slots = shipped(reference.about, reference.arrays)
+    first = {name: reference.arrays[key] for name, key in slots.items()}
     theirs = _by_step(reference.group("output"), first)
     ours = _by_step(later, trial.free.outputs)
     made = Outputs()
-    partners = _pair(ours[0], theirs[0], trial)
+    partners = _pair(ours[0], theirs[0], trial, slots)
     sought = _Sought(reference, port, trial)
-    for key, x in theirs[0].items():
-        partner, bound = partners.get(key, ""), bounds.of(key, partners.get(key, ""))
-        shown = key.startswith("given/") or (_call(key) == "(root)" and ROOT in ours[0])
-        if key == ROOT and shown and not partner and not sought.ends_elsewhere(x, ours[0][ROOT]):
+    forward = bool(reference.about.get("forward"))
+
+    def bound_of(name: str, partner: str) -> float:
+        if forward:  # then noise is that of a run
+            return bounds.of(slots.get(name, name), trial.free.slots.get(partner, partner))
+        return bounds.of(f"output/0/{name}", f"output/0/{partner}")
+
+    for name, x in theirs[0].items():
+        partner = partners.get(name, "")
+        bound, arrives = bound_of(name, partner), reference.arrays.get(f"d{slots.get(name, name)}")
+        roots = [each for each in ours[0] if _call(each) == "(root)" and each[:6] != "given/"]
+        shown = name.startswith("given/") or (_call(name) == "(root)" and bool(roots))
+        alone = name == ROOT and ROOT in roots and not partner
+        if alone and not sought.ends_elsewhere(x, ours[0][ROOT]):
             partner = ROOT  # of another size
         equal = partner and norm_gap(turned(ours[0][partner], x), x) <= bound
         if partner and (shown or equal):
             for step in range(min(len(ours), len(theirs))):
-                if partner in ours[step] and key in theirs[step]:
-                    y, other = ours[step][partner], theirs[step][key]
-                    of = "" if reference.about.get("forward") else "output/0/"  # as noise has it
-                    _add(made, reference, key, step, y, other,
-                         bounds.of(f"{of}{key}", f"{of}{partner}"))  # fmt: skip
+                if partner in ours[step] and name in theirs[step]:
+                    y, other = ours[step][partner], theirs[step][name]
+                    _add(made, name, step, y, other, bound, arrives)
             continue
-        found = sought.find(x, reference.arrays.get(f"d{key}"), bound)
-        if found is None and shown and key in ours[0].keys() - partners.values():
-            found = ours[0][key]  # in its place, and of another size
+        found = sought.find(x, arrives, bound)
+        if found is None and shown and name in ours[0].keys() - partners.values():
+            found = ours[0][name]  # in its place, and of another size
         if found is None:
-            made.lacks.append(_name(key))
+            made.lacks.append(_name(name))
         else:
-            _add(made, reference, key, 0, found, x, bound)
+            _add(made, name, 0, found, x, bound, arrives)
+    _add_later(made, ours, theirs, partners, bound_of)
+    made.exchanged = [f"{_name(r)} with {_name(p)}" for r, p in partners.items() if r != p
+                      and r in ours[0] and p in theirs[0]]  # fmt: skip
     if not theirs[0] and not any(map(sought.is_in_reference, ours[0].values())):
         made.lacks.append(f"the model's output, for the reference shows no module: {SHOW}")
     return made
+
+
+def _add_later(
+    made: Outputs, ours: list[Arrays], theirs: list[Arrays], partners: dict[str, str],
+    bound_of: Callable[[str, str], float],
+) -> None:  # fmt: skip
+    """Adds what later batches ship besides the first batch's outputs, and what one side alone
+    ships there, such as where the other gives None."""
+    for step, (mine, others) in enumerate(zip(ours[1:], theirs[1:]), 1):
+        new = {name: name for name in {**others, **mine} if name not in theirs[0]
+               and name not in ours[0]}  # fmt: skip
+        for r, p in {**partners, **new}.items():
+            x, y = mine.get(p), others.get(r)
+            if x is not None and y is not None and r in new:
+                _add(made, r, step, x, y, bound_of(r, p), None)
+            elif (x is None) != (y is None):
+                made.stage.add("result", f"{_name(r)} of batch {step}", np.inf, 0.0, p, x, y,
+                               "one side alone gives it")  # fmt: skip
 
 
 def turned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -101,11 +135,22 @@ def _by_step(found: Arrays, first: Arrays) -> list[Arrays]:
     return [group(found, str(step)) for step in sorted(steps)] or [first]
 
 
-def _pair(ours: Arrays, theirs: Arrays, trial: Trial) -> dict[str, str]:
-    """Maps the reference's outputs to the port's: those of `outputs` and of the model by their
-    places, others by their calls, the rest by size in order."""
-    paired = {r: p for slots in trial.pairing.slots.values() for p, r in slots.items()}
-    found = {r: paired[r] for r in theirs if paired.get(r) in ours}
+def _pair(ours: Arrays, theirs: Arrays, trial: Trial, slots: dict[str, str]) -> dict[str, str]:
+    """Maps the reference's outputs to the port's: by their places where these have words, such as
+    logits; those of `outputs` and of the model by their places, others by their calls, the rest by
+    size in order.
+
+    Args:
+        slots: by name, where the reference has an output.
+    """
+    named = {name for name in theirs if name in ours and not name[-1].isdigit()
+             and name.partition(":")[2] + name.partition("given/")[2]}  # fmt: skip
+    by_slot = {key: name for name, key in trial.free.slots.items()}
+    paired = {r: by_slot.get(p, p) for held in trial.pairing.slots.values()
+              for p, r in held.items()}  # fmt: skip
+    found = {name: name for name in named}
+    found |= {r: paired[key] for r, key in slots.items() if r in theirs and r not in found
+              and paired.get(key) in ours.keys() - named}  # fmt: skip
     found |= {key: key for key in theirs if key in ours
               and (key.startswith("given/") or (_call(key) == "(root)"
                    and ours[key].size == theirs[key].size))}  # fmt: skip
@@ -128,19 +173,24 @@ def _call(key: str) -> str:
 
 
 def _add(
-    made: Outputs, reference: Trace, key: str, step: int, ours: np.ndarray, theirs: np.ndarray,
-    bound: float,
+    made: Outputs, name: str, step: int, ours: np.ndarray, theirs: np.ndarray, bound: float,
+    arrives: np.ndarray | None,
 ) -> None:  # fmt: skip
-    if step == 0 and ours.ndim == theirs.ndim and ours.shape != theirs.shape:
-        made.turned.append(f"{_name(key)} {ours.shape} for {theirs.shape}")
-    ours = turned(ours, theirs)
+    """
+    Args:
+        arrives: the gradient of the first batch's loss by it; None where it has none.
+    """
+    ours, given = turned(ours, theirs), ours
+    if step == 0 and given.shape != theirs.shape and given.size == theirs.size:
+        plain = gap_beside_fill(given.reshape(theirs.shape), theirs)
+        if gap_beside_fill(ours, theirs) <= bound < plain:
+            made.turned.append(f"{_name(name)} {given.shape} for {theirs.shape}")
     figure, detail = gap_beside_fill(ours, theirs), ""
-    arrives = reference.arrays.get(f"d{key}")
     if not figure <= bound and step == 0 and arrives is not None and ours.shape == theirs.shape:
         seen = arrives != 0
         if gap_beside_fill(ours[seen], theirs[seen]) <= bound:
             made.unseen, detail = True, f"{UNSEEN}: {_places(ours, theirs, bound)}"
-    made.stage.add("result", f"{_name(key)} of batch {step}", figure, bound, key, ours, theirs,
+    made.stage.add("result", f"{_name(name)} of batch {step}", figure, bound, name, ours, theirs,
                    detail)  # fmt: skip
 
 
@@ -177,7 +227,7 @@ class _Sought:
         if not port.isolates or rungs.precision_of(port, reference) != "float64":
             return []
         batch, spec = prefixed("batch", reference.group("batch/0")), reference.about["batch"]
-        sizes = {x.size for x in outputs_of(reference.about["events"], reference.arrays).values()}
+        sizes = {x.size for x in outputs_of(reference.about, reference.arrays).values()}
         try:
             tape = LiveTape(port.program, weights, batch, spec)
             tape.start()

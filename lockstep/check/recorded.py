@@ -19,7 +19,7 @@ from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep_recorder.main import write
-from lockstep_recorder.recording import VARIED, outputs_of
+from lockstep_recorder.recording import VARIED, shipped
 
 REMEDY = "record it with `lockstep record PORT --like REFERENCE.trace -o PORT.trace`"
 
@@ -46,8 +46,9 @@ class RecordedPort(Port):
         calls = Calls(about["events"], about["kinds"], self.recorded.arrays,
                       aliases_of(about["tied"]))  # fmt: skip
         group = self.recorded.group
-        outputs = outputs_of(about["events"], self.recorded.arrays)
-        return PortRun(about["loss"], calls, group("grad"), group("state"), outputs)
+        slots = shipped(about, self.recorded.arrays)
+        outputs = {name: self.recorded.arrays[key] for name, key in slots.items()}
+        return PortRun(about["loss"], calls, group("grad"), group("state"), outputs, slots)
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Returns the moments of the whole tensor."""

@@ -77,6 +77,7 @@ def _limits(result: Result) -> str:
     for word, names_of in (("weights in another order", result.shuffled),
                            ("paired against their names", result.crossed),
                            ("axes of outputs in another order", result.turned),
+                           ("outputs at another place", result.exchanged),
                            ("paired by names alone", result.guessed)):  # fmt: skip
         if names_of:
             said.append(f"{word} ({len(names_of)}): {list_some(names_of)}")
@@ -194,7 +195,7 @@ def to_json(result: Result) -> dict[str, Any]:
                     for each in result.excused],
         "echoes": result.echoes, "uncompared": result.uncompared, "reordered": result.shuffled,
         "guessed": result.guessed, "undecided": result.undecided, "crossed": result.crossed,
-        "turned": result.turned, "updates": result.updates,
+        "turned": result.turned, "exchanged": result.exchanged, "updates": result.updates,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],

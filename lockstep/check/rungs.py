@@ -462,13 +462,13 @@ def counters(ours: Arrays, theirs: Arrays) -> list[tuple[str, str, np.ndarray, n
 
 
 def gap_beside_fill(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns the gap of two arrays, of which a huge number that both have, such as the -1e30 of
-    a mask, is left out: beside it no difference of the others would show."""
+    """Returns the larger gap of two parts of two arrays: huge numbers, such as the -1e30 of a mask,
+    and others, of which no difference would show beside these."""
     if ours.shape == theirs.shape and theirs.size:
         usual = np.median(np.abs(theirs))
-        kept = ~((ours == theirs) & (np.abs(theirs) > HUGE * usual)) if usual else ours != theirs
-        if kept.any():
-            ours, theirs = ours[kept], theirs[kept]
+        huge = np.abs(theirs) > HUGE * usual if usual else ours == theirs
+        if huge.any() and not huge.all():
+            return max(norm_gap(ours[part], theirs[part]) for part in (huge, ~huge))
     return norm_gap(ours, theirs)
 
 

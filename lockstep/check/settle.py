@@ -135,7 +135,7 @@ def left_of_accepted(
         number = isolated.get((spot.rung, spot.rule))
         if number and not stages[number].lacks:
             return spot.where not in {other.where for other in stages[number].spots}
-        return mended and spot.rule in ("curve", "result", "loss", "gradient")
+        return mended and spot.rule in ("curve", "loss", "gradient")
 
     batches = sum(found.rule == "loss" for found in stages["5"].findings)
 

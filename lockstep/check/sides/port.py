@@ -14,7 +14,7 @@ from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep_recorder.noise import NUDGES, NudgedWeights
-from lockstep_recorder.recording import moments, outputs_of, prefixed
+from lockstep_recorder.recording import moments, prefixed, shipped
 from lockstep_recorder.wire import group
 
 GROUPS = ("in", "act", "dact")
@@ -26,7 +26,8 @@ class PortRun:
     calls: Calls
     grads: Arrays
     state: Arrays
-    outputs: Arrays  # what the program ships, see `recording.outputs_of`
+    outputs: Arrays  # what the program ships, see `recording.shipped`
+    slots: dict[str, str]  # by name of an output, where the run has it
 
 
 class Port:
@@ -79,8 +80,11 @@ class Port:
         header, seen = self.program.ask("run", arrays, batch=self.batch)
         kept = {name: x for name, x in seen.items() if name.partition("/")[0] in GROUPS}
         calls = Calls(header["events"], header["kinds"], kept, aliases_of(self.facts["tied"]))
-        outputs = outputs_of(header["events"], seen)
-        return PortRun(header["loss"], calls, group(seen, "grad"), group(seen, "state"), outputs)
+        slots = shipped(header, seen)
+        outputs = {name: seen[key] for name, key in slots.items()}
+        return PortRun(
+            header["loss"], calls, group(seen, "grad"), group(seen, "state"), outputs, slots
+        )
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Measures the values that `build` left."""

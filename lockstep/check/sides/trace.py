@@ -33,7 +33,7 @@ FIELDS: dict[str, type] = {
     "narrow": list, "widened": bool, "modules": dict, "kinds": dict,
     "parameters": list, "tied": list, "loss": float, "events": list, "repeats": bool,
     "initial": dict, "batch": dict, "lacks": dict, "seed": int, "rounded": list,
-    "accumulated": list,
+    "accumulated": list, "paths": dict,
 }  # fmt: skip
 
 
@@ -150,9 +150,11 @@ def _problem(about: dict[str, Any]) -> str:
     for name in ("forward", "differentiates"):
         if type(about.get(name, False)) is not bool:
             return f"{name} is no bool"
-    for name in ("mapping", "tape"):
+    for name in ("mapping", "tape", "paths"):
         if type(about.get(name, {})) is not dict:
             return f"{name} is no dict"
+    if not all(type(path) is str for path in about["paths"].values()):
+        return "paths holds more than paths"
     if "written" in about and not _is_written(about["written"]):
         return "written holds more than formats, lines and names"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
