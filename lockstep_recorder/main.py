@@ -195,6 +195,8 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
                  "differentiates", "weights_format", "written", "constants", "refused",
                  "unseen")  # fmt: skip
         return {name: side.facts()[name] for name in facts}, side.exact_constants
+    if ask in ("changes", "run", "noise") or ask.startswith("tape"):
+        side.restore()
     if ask == "changes":
         return {"found": side.possible_changes(weights, spec, batch)}, {}
     if ask == "run":

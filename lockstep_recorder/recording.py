@@ -65,10 +65,12 @@ def record(
     for name, x in side.exact_constants.items():
         weights[name] = arrays[f"weights/0/{name}"] = x
         about["initial"][name] = moments(x)
+    side.restore()
     ran, seen = side.run(weights, *first)
     about.update(ran)
     arrays.update(seen)
     del seen  # which arrays has, perhaps in a file
+    side.restore()
     about["again"] = again = side.run(weights, *first)[0]["loss"]
     about["repeats"] = abs(again - ran["loss"]) <= REPEATS[side.precision] * abs(ran["loss"])
     about.update(side.facts())
@@ -136,12 +138,16 @@ def accumulate(
     side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch]
 ) -> tuple[list[float], Arrays]:
     """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left,
-    and `counted/N`, by what it has counted; `output/STEP/KEY`, what the model gives, see
+    and `counted/N`, by what it has counted by batch; `moved/NAME`, variables that a loss changes;
+    `output/STEP/KEY`, what the model gives, see
     `outputs_of`."""
     losses: list[float] = []
     sums: Arrays = {}
     carried: Arrays = {}
     outputs: Arrays = {}
+    counts: list[Arrays] = []
+    side.restore()
+    before = side.marks()
     for step, (spec, leaves) in enumerate(batches):
         ran, seen = side.run({**weights, **carried}, spec, leaves)
         side.keeps = True  # of its state what is no float, such as a count
@@ -149,10 +155,16 @@ def accumulate(
         sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
         carried = group(seen, "state")
         outputs |= prefixed(f"output/{step}", outputs_of(ran, seen))
-    counts = side.counted()
+        counts.append(side.counted())
+    moved = [name for name, x in side.marks().items() if x != before.get(name)]
+    kept = side.kept_values(moved) if moved else {}
     side.keeps = False
-    return losses, {**prefixed("sum", sums), **prefixed("carried", carried),
-                    **prefixed("counted", counts), **outputs}  # fmt: skip
+    counted = {name: np.stack([each[name] for each in counts]) for name in counts[-1]}
+    groups = {"sum": sums, "carried": carried, "counted": counted, "moved": kept}
+    found = {
+        name: x for prefix, each in groups.items() for name, x in prefixed(prefix, each).items()
+    }
+    return losses, found | outputs
 
 
 def outputs_of(ran: dict[str, Any], seen: Arrays) -> Arrays:

@@ -222,6 +222,13 @@ class ProgramSide:
         made."""
         return {}
 
+    def restore(self) -> None:
+        """Gives variables beside the model, such as a count of updates, their first values."""
+
+    def marks(self) -> dict[str, int]:
+        """Returns a digest of each variable beside the model."""
+        return {}
+
     def buffers(self) -> Arrays:
         """Returns the state that an update may change: that of a torch program."""
         return {}

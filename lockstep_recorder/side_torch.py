@@ -12,6 +12,7 @@ import torch
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import MOST, CallLog, slot
+from lockstep_recorder.held import Held, digests
 from lockstep_recorder.memory import SMALL
 from lockstep_recorder.noise import largest_gaps, narrowest_of
 from lockstep_recorder.side import Arrays, Look, ProgramSide
@@ -35,12 +36,12 @@ from lockstep_recorder.torch_modes import (
     without_functional_dropout,
     without_recomputation,
 )
-from lockstep_recorder.user import Mistake, User, arrays_of, mistake
+from lockstep_recorder.user import Mistake, User, mistake
 from lockstep_recorder.written import Written
 
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
             "that it can be switched off, or leave it out")  # fmt: skip
-WATCHED = 12  # steps in which it is seen what `update` keeps: each hashes all of it twice
+WATCHED, EACH = 12, 10  # first steps in which it is seen what `update` keeps, and each so many
 INSIDE, SCRIPTED = "values inside torch.vmap and torch.func", "modules inside torch.jit.script"
 SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
@@ -59,7 +60,8 @@ class TorchSide(ProgramSide):
         self.ungraded: set[str] | None = None  # parameters that no run gave a gradient, not zero
         self.optimizer: Any = None
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
-        self.kept: set[str] = set()  # global variables whose arrays `update` changes
+        self.kept: set[str] = set()  # variables that `update` changes, see `held`
+        self.moved: set[str] = set()  # variables that `loss` changes
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
     def take(self, user: User, built: Any) -> None:
@@ -70,6 +72,7 @@ class TorchSide(ProgramSide):
         self.user, self.model = user, built.to(self.device)
         self.written.drops = without_dropout(self.model)
         self.names = {id(m): name or "(root)" for name, m in self.model.named_modules()}
+        self.variables = Held(self.user.module, self.model)
         self.counts = {n: x.clone() for n, x in self.model.named_buffers() if not is_float(x)}
 
     def put(self, values: Arrays) -> None:
@@ -97,7 +100,8 @@ class TorchSide(ProgramSide):
             aliases.setdefault(id(p), []).append(name)
         return self.about(
             versions={"torch": torch.__version__, "numpy": np.__version__}, device=self.device,
-            modules=modules, parameters=[n for n, _ in self.model.named_parameters()],
+            modules=modules,
+            parameters=[n for n, p in self.model.named_parameters() if is_float(p)],
             tied=[each for each in aliases.values() if len(each) > 1],
         )  # fmt: skip
 
@@ -208,11 +212,12 @@ class TorchSide(ProgramSide):
     def _grads(self) -> Arrays:
         if self.forward:
             return {}
-        without = {name for name, p in self.model.named_parameters() if p.grad is None}
+        without = {n for n, p in self.model.named_parameters() if p.grad is None}
         self.ungraded = without if self.ungraded is None else self.ungraded & without
         return {
             name: tree.to_numpy(p.grad if p.grad is not None else torch.zeros_like(p))
             for name, p in self.model.named_parameters()
+            if is_float(p)
         }
 
     def _leaf(self, x: np.ndarray) -> torch.Tensor:
@@ -305,10 +310,16 @@ class TorchSide(ProgramSide):
         return {n: tree.to_numpy(x) for n, x in self.model.named_buffers() if is_float(x)}
 
     def kept_values(self, also: Sequence[str] = ()) -> Arrays:
-        known = vars(self.user.module)
-        found = {name: known[name] for name in {*self.kept, *also} & known.keys()}
-        return {f"{name}/{at}": x for name, value in found.items()
-                for at, x in enumerate(arrays_of(value, self.user.module.__name__))}  # fmt: skip
+        names = {*self.kept, *also}
+        return {name: np.asarray(tree.to_numpy(x), float)
+                for name, x in self.variables.values().items()
+                if name.partition("/")[0] in names}  # fmt: skip
+
+    def restore(self) -> None:
+        self.variables.restore()
+
+    def marks(self) -> dict[str, int]:
+        return digests(self.variables.values())
 
     def _moved(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the parameters that the forward pass has changed, such as those of a teacher."""
@@ -403,9 +414,11 @@ class TorchSide(ProgramSide):
 
     def begin(self, weights: Mapping[str, np.ndarray]) -> None:
         """A fresh optimizer, on given weights."""
+        self.restore()
         self.load(weights)
         with self._default_format():
             self.optimizer, self.pending = self.user.call("optimizer", self.model), {}
+        self.variables.optimizer = self.optimizer
         self._switch_scalers_off()
         listen = getattr(self.optimizer, "register_step_post_hook", None)
         self.always_steps = listen is None
@@ -426,7 +439,7 @@ class TorchSide(ProgramSide):
         """One optimizer step from given weights and gradients; the weights after it."""
         self.load(weights)
         for name, p in self.model.named_parameters():
-            if self._gets(name, p, grads[name]):
+            if name in grads and self._gets(name, p, grads[name]):
                 p.grad = like(p, grads[name]).clone()
                 if name in self.pending:
                     p.grad += self.pending[name]
@@ -477,8 +490,8 @@ class TorchSide(ProgramSide):
 
     def _move(self, step: int) -> None:
         if self.user.has("update"):
-            watched = step < WATCHED
-            before = self.user.kept_arrays(self.model, self.kept) if watched else {}
+            watched = step < WATCHED or not step % EACH
+            before = self.marks() if watched else {}
             try:
                 with self._default_format():
                     self.user.call("update", self.model, self.optimizer, step)
@@ -486,7 +499,7 @@ class TorchSide(ProgramSide):
                 if "scale is None" not in str(error):
                     raise
                 raise Mistake(f"{error}; {UNSCALED}", error.frames) from None
-            after = self.user.kept_arrays(self.model, self.kept) if watched else {}
+            after = self.marks() if watched else {}
             self.kept |= {name for name, x in after.items() if x != before.get(name)}
         else:
             with self._default_format():

@@ -68,6 +68,7 @@ def to_numpy(x: Any) -> np.ndarray:
     """Turns complex numbers into pairs of reals, the last axis."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().resolve_conj()
+        x = x.to_dense() if "sparse" in str(x.layout) else x
         x = (x.double() if x.dtype.is_floating_point else x).numpy().copy()
     x = np.asarray(x)
     return np.stack([x.real, x.imag], -1) if x.dtype.kind == "c" else x

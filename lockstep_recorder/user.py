@@ -12,12 +12,11 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
-from lockstep_recorder.tree import to_numpy
 from lockstep_recorder.wire import frame_lines
 
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
@@ -92,20 +91,6 @@ class User:
             raise Mistake(f"{self.name}: {function} gives {kind}; return {MADE[function]}")
         return made
 
-    def kept_arrays(self, model: Any, known: Collection[str]) -> dict[str, int]:
-        """The program's global variables that hold arrays, with a hash of these.
-
-        Args:
-            model: what is compared itself.
-            known: variables that are left out.
-        """
-        return {
-            name: digest
-            for name, value in vars(self.module).items()
-            if not (name.startswith("__") or name in known or value is model)
-            and (digest := _digest(value, self.module.__name__)) is not None
-        }
-
     def _load(self, name: str) -> Any:
         try:
             if not name.endswith(".py"):
@@ -137,28 +122,6 @@ def _module_name(path: str) -> str:
     name = os.path.splitext(os.path.basename(path))[0]
     taken = name in sys.modules or name in sys.builtin_module_names
     return name if name.isidentifier() and not taken else "lockstep_user_program"
-
-
-def _digest(value: Any, module: str = "") -> int | None:
-    """Returns a hash of the arrays in a value; None where it has none."""
-    found = [hash(x.tobytes()) for x in arrays_of(value, module)]
-    return hash(tuple(found)) if found else None
-
-
-def arrays_of(value: Any, module: str = "") -> Iterator[Any]:
-    """Yields the arrays in a value: in dicts, lists and tuples, in a copy of a model, in what an
-    object of a class of the module keeps in these."""
-    if isinstance(value, type):
-        return
-    if hasattr(value, "state_dict") and hasattr(value, "parameters"):
-        value = value.state_dict()
-    elif type(value).__module__ == module and hasattr(value, "__dict__"):
-        value = {name: x for name, x in vars(value).items() if isinstance(x, (dict, list, tuple))}
-    if isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from arrays_of(each, module)
-    elif hasattr(value, "shape") and hasattr(value, "dtype"):
-        yield to_numpy(value)
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ from lockstep.check.roots.lines import Follower
 from lockstep.check.sides.modules import Calls
 from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace
+from lockstep.judge.tolerances import epsilon
 from lockstep.worker import Say
 from lockstep_recorder.noise import is_statistic
 
-ROUNDED = 1e-6  # relative: some ulps of float32
+ROUNDED = 2 * epsilon("float32")  # relative: of a constant that both made in it
 
 
 @dataclass(frozen=True)

@@ -73,18 +73,20 @@ def measure(
     climbed = [compare_initial_values(entries, port, reference), _mapping_rung(found)]
     climbed += _runs(reference, port.facts, calls, trial, entries, bounds)
     later: Arrays = {}
+    alone: list[str] = []
     port.own = {} if forward else _own_gradients(reference, port, trial, entries)
     if forward:
         climbed += [Stage(number=number, name=name, lacks=FORWARD) for number, name in TRAINING]
     else:
-        climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries)]
-        rung, later = rungs.accumulation(port, reference, entries, bounds)
+        rung, later, alone = rungs.accumulation(port, reference, entries, bounds)
         for name in notes.unmatched_state(reference, trial, entries):
             rung.add("state", name, math.inf, 0.0)
-        climbed += [rung, rungs.curves(port, reference)]
+        climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
+                    rung, rungs.curves(port, reference)]  # fmt: skip
     stages = {rung.number: rung for rung in climbed}
     outputs = compare_outputs(reference, port, trial, later, bounds)
     stages["6"] = outputs.stage
+    outputs.lacks += [f"{name}, which loss moves" for name in alone]
     if outputs.unseen:  # then what differs inside, where no loss looks, locates it
         again = _runs(reference, port.facts, calls, trial, entries, bounds, masks=False)
         stages |= {rung.number: rung for rung in again if rung.number in ("2", "2i")}

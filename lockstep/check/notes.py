@@ -308,9 +308,9 @@ def unmatched_state(reference: Trace, trial: Trial, entries: list[Entry]) -> lis
 
 
 def untied(entries: list[Entry], climbed: list[Stage]) -> list[str]:
-    """Lists the port's own tensors for what the reference ties: they part in training, which no
-    curve has shown."""
-    if any(rung.number == "8" and not rung.lacks for rung in climbed):
+    """Lists the port's own tensors for what the reference ties: they part in training, which a
+    curve shows as far as it goes, and no run of the optimizer alone."""
+    if any(rung.number == "8" and not rung.lacks and rung.spots for rung in climbed):
         return []
     return [f"the training of the port's {entry.port}, which the reference ties to "
             f"{entry.reference}" for entry in entries if entry.alias]  # fmt: skip

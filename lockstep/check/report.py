@@ -72,6 +72,8 @@ def _limits(result: Result) -> str:
     for side, about in (("reference", result.reference), ("port", result.port)):
         if about.get("refused"):
             said.append(f"the {side} refuses float64 and ran in its own precision")
+        elif about.get("precision") != "float64" and about.get("narrow"):
+            said.append(f"the {side} runs in {about['precision']} alone")
     if drawn := sum(len(root.names) for root in result.initial):
         said.append(f"initial values differ ({drawn})")
     for word, names_of in (("weights in another order", result.shuffled),

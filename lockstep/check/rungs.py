@@ -263,11 +263,8 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
                 rule = OWN if port.own else "update"
                 rung.add(rule, where, figure, bound, str(entry.port), a, b, name)
         theirs, ours = reference.group("kept"), port.kept() if label == "1" else {}
-        for name in sorted(theirs.keys() & ours.keys()):
-            gap = norm_gap(ours[name], theirs[name])
-            rung.add(
-                "state", f"{name} that update keeps", gap, bound, name, ours[name], theirs[name]
-            )
+        for name, x, y in variables(ours, theirs, entries):
+            rung.add("state", f"{name} that update keeps", gap_of(x, y), bound, name, x, y)
     return rung
 
 
@@ -312,8 +309,9 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
         rule = OWN if port.own else "update"
         rung.add(rule, f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
-    for name, x, y, p in _left(moved, reference, entries, port):
-        rung.add("state", f"{name}, after {steps} steps", gap_beside_fill(x, y), bound, p, x, y)
+    for name, mine, other, p in _left(moved, reference, entries, port):
+        where = f"{name}, after {steps} steps"
+        rung.add("state", where, gap_of(mine, other), bound, p, mine, other)
     for name in _left_alone(moved, reference, entries, port):
         rung.add("state", name, np.inf, 0.0)
     if taken != steps:
@@ -326,7 +324,7 @@ def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
 
 def _left(
     moved: Trace, reference: Trace, entries: list[Entry], port: Port
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
+) -> Iterator[tuple[str, np.ndarray | None, np.ndarray | None, str]]:
     """Yields what many updates left in state that they change: buffers, and the arrays of variables
     that both sides have."""
     ours, theirs = moved.group("left"), reference.group("left")
@@ -336,8 +334,8 @@ def _left(
     for name, x, y, entry in by_piece(buffers, {**before, **ours}, {**reference.weights, **theirs}):
         yield name, x, y, str(entry.port)
     kept = moved.group("kept left"), reference.group("kept left")
-    for name in sorted(kept[0].keys() & kept[1].keys()):
-        yield f"{name} that update keeps", kept[0][name], kept[1][name], name
+    for name, mine, other in variables(*kept, entries):
+        yield f"{name} that update keeps", mine, other, name
 
 
 def _left_alone(moved: Trace, reference: Trace, entries: list[Entry], port: Port) -> list[str]:
@@ -419,14 +417,15 @@ def _update_gap(
 
 def accumulation(
     port: Port, reference: Trace, entries: list[Entry], bounds: Bounds
-) -> tuple[Stage, Arrays]:
+) -> tuple[Stage, Arrays, list[str]]:
     """Rung 5: several batches in a row: their losses, gradients summed, and the state left; what
     the model gives is rung 6's.
 
     A loss is relative to the largest of them: a mean of signed numbers may be nothing but rounding.
 
     Returns:
-        Also `STEP/KEY`, the port's outputs.
+        Also `STEP/NAME`, the port's outputs; and the variables that the reference's loss moves and
+        the port's does not.
     """
     rung = Stage(number="5", name="accumulation")
     losses, weights = reference.about["accumulated"], port.weights(reference.weights)
@@ -441,9 +440,15 @@ def accumulation(
     for name, x, y, entry in states(entries, found.group("carried"), weights, reference, "carried"):
         bound = bounds.of(f"carried/{entry.reference.name}", f"carried/{entry.port.name}")
         rung.add("state", name, gap_beside_fill(x, y), bound, str(entry.port), x, y)
+    for name, mine, other in variables(found.group("moved"), reference.group("moved"), entries):
+        where = f"{name} that loss moves"
+        rung.add("state", where, gap_of(mine, other), NORM.bound, name, mine, other)
     for name, p, x, y in counters(found.group("counted"), reference.group("counted")):
         rung.add("state", name, norm_gap(x, y), 0.0, p, x, y)
-    return rung, found.group("output")
+    roots = [
+        {name.partition("/")[0] for name in side.group("moved")} for side in (found, reference)
+    ]
+    return rung, found.group("output"), sorted(roots[1] - roots[0])
 
 
 def counters(ours: Arrays, theirs: Arrays) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
@@ -459,6 +464,47 @@ def counters(ours: Arrays, theirs: Arrays) -> list[tuple[str, str, np.ndarray, n
     if len(left) == len(free) == 1 and theirs[left[0]].shape == ours[free[0]].shape:
         pairs[left[0]] = free[0]
     return [(name, p, ours[p], theirs[name]) for name, p in pairs.items()]
+
+
+def variables(
+    ours: Arrays, theirs: Arrays, entries: list[Entry]
+) -> Iterator[tuple[str, np.ndarray | None, np.ndarray | None]]:
+    """Yields (name, ours, theirs) of the variables that both programs have, such as averaged
+    weights: by their paths; what is kept by the names of tensors, in the mapping's layout; and if
+    no path is one of the other side's, in order. None where one side alone has a path."""
+    roots = [{name.partition("/")[0] for name in side} for side in (ours, theirs)]
+    for root in sorted(roots[0] & roots[1]):
+        mine, others = (
+            {
+                name.partition("/")[2]: x
+                for name, x in side.items()
+                if name.partition("/")[0] == root
+            }
+            for side in (ours, theirs)
+        )
+        whole = [e for e in entries if not (e.reference.cuts or e.port.cuts or e.alias)]
+        turned = {path: e for path in others for e in whole
+                  if path.endswith(e.reference.name)
+                  and path.removesuffix(e.reference.name) + e.port.name in mine}  # fmt: skip
+        for path, entry in turned.items():
+            x = mine.pop(path.removesuffix(entry.reference.name) + entry.port.name)
+            if x.shape == entry.port_shape:
+                x = entry.to_reference(x)
+            yield f"{root}/{path}".rstrip("/"), x, others.pop(path)
+        if mine.keys().isdisjoint(others):
+            for path, x, y in zip(others, mine.values(), others.values()):
+                yield f"{root}/{path}".rstrip("/"), x, y
+            rest = [*others][len(mine) :] or [*mine][len(others) :]
+            mine, others = ({p: side[p] for p in rest if p in side} for side in (mine, others))
+        for path in {**others, **mine}:
+            yield f"{root}/{path}".rstrip("/"), mine.get(path), others.get(path)
+
+
+def gap_of(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
+    """Returns the gap of two arrays; infinity where one side alone has it."""
+    if ours is None or theirs is None:
+        return np.inf
+    return gap_beside_fill(ours, theirs)
 
 
 def gap_beside_fill(ours: np.ndarray, theirs: np.ndarray) -> float:
