@@ -1182,6 +1182,97 @@ ATTACKS: tuple[Row, ...] = (
 )  # fmt: skip
 
 
+# Found by a second attack --------------------------------------------------------------------------
+# What a program holds beside its tensors, and what it ships besides an array.
+HOLDING = (
+    START.replace("import math\n", "import copy\nimport math\nfrom collections import deque\n")
+    + """
+class Average:
+    def __init__(self, model):
+        self.model, self.bias = copy.deepcopy(model), 0.0
+
+    def take(self, model):
+        with torch.no_grad():
+            for mine, p in zip(self.model.parameters(), model.parameters()):
+                mine.mul_(0.9).add_(p, alpha=0.1)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.usage = torch.zeros(8)
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("pointer", torch.tensor(0))
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        self.usage = 0.9 * self.usage + 0.1 * h.detach().mean(0)
+        self.pointer = (self.pointer + 1) % 4
+        y = self.b(h)
+        return {"mean": y, "spread": y.abs(), "token": y.argmax(-1), "size": float(y.sum())}
+
+
+SEEN, NORMS, WEIGHT, COUNT, AVERAGE = {"mean": 0.0}, deque(maxlen=3), 1.0, 0, None
+
+
+def loss(model, batch):
+    y = model(batch["x"])["mean"]
+    SEEN["mean"] = 0.9 * SEEN["mean"] + 0.1 * y.detach().mean(0)
+    return WEIGHT * (y - batch["y"]).square().mean()
+
+
+"""
+    + BATCH[BATCH.index("def batch") :]
+    + SGD
+    + """
+
+def update(model, opt, step):
+    global WEIGHT, COUNT, AVERAGE
+    AVERAGE = AVERAGE or Average(model)
+    opt.param_groups[0]["lr"] = 0.05 / (1 + COUNT)
+    opt.step()
+    COUNT += 1
+    WEIGHT = 1 + 0.1 * step
+    NORMS.append(float(model.b.bias.norm()))
+    AVERAGE.take(model)
+    model.steps += 1
+"""
+)
+HELD_BESIDE: tuple[Row, ...] = (
+    Row("rightly, with variables that update sets and loss reads", HOLDING, verdict=EQUAL, was=EQUAL),
+    Row("keys in another order, rightly", HOLDING,
+        (('{"mean": y, "spread": y.abs(),', '{"spread": y.abs(), "mean": y,'),), verdict=EQUAL,
+        was=EQUAL),
+    Row("kernels turned, rightly", HOLDING, (("nn.Linear(", "Turned("), ("class Average", """class Turned(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(i, o)), nn.Parameter(torch.randn(o))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Average""")), verdict=EQUAL, was=EQUAL),
+    *(Row(name, HOLDING, (change,), was=EQUAL) for name, change in (
+        ("an attribute that the forward pass moves", ("0.9 * self.usage + 0.1", "0.5 * self.usage + 0.5")),
+        ("a variable that loss moves", ('0.9 * SEEN["mean"]', '0.99 * SEEN["mean"]')),
+        ("a copy of the model in an object", ("mul_(0.9).add_(p, alpha=0.1)", "mul_(0.5).add_(p, alpha=0.5)")),
+        ("a copy of some tensors alone", ("zip(self.model.parameters(), model.parameters())",
+                                          "list(zip(self.model.parameters(), model.parameters()))[:2]")),
+        ("numbers in a queue", ("model.b.bias.norm()", "2 * model.b.bias.norm()")),
+        ("a whole number that update moves", ("model.steps += 1", "model.steps += 2")),
+        ("a pointer that goes round", ("self.pointer + 1", "self.pointer + 3")),
+        ("a count of updates", ("COUNT += 1", "COUNT += 1 + (COUNT > 2)")),
+        ("keys of outputs exchanged", ('"mean": y, "spread": y.abs()', '"mean": y, "spread": y')),
+        ("whole numbers that it gives", ("argmax", "argmin")),
+        ("a number that it gives", ("float(y.sum())", "float(y.mean())")),
+        ("an output that is none later", ('"size": float(y.sum())',
+                                          '"size": float(y.sum()) if x[0, 0] < 1 else None')),
+    )),
+)  # fmt: skip
+
+
 # In the programs' own precision -------------------------------------------------------------------
 # Where it stood: `rungs.Bounds` took the noise of the noisier program, also where that is the port.
 IN_BETWEEN = "h.bfloat16().to(h.dtype)"
@@ -1295,5 +1386,5 @@ IN_JAX: tuple[Row, ...] = (
 KINDS = {
     "exchanged": NAMES, "turned": TURNED, "later": LATER, "float32": FLOATS, "accepted": BESIDE,
     "unseen": UNSEEN, "one side": ONE_SIDE, "state": STATE, "small": GRADIENTS,
-    "attack": ATTACKS,
+    "attack": ATTACKS, "beside": HELD_BESIDE,
 }  # fmt: skip
