@@ -88,7 +88,7 @@ def throughput(config: Config, seconds: list[float], device: str) -> Result:
     # "inclusive": no quartile beyond what was seen
     several = len(rates) > 1
     low, middle, high = statistics.quantiles(rates, method="inclusive") if several else rates * 3
-    peak = devices.peak(device, config.precision.kinds)
+    peak = devices.peak(device, config.precision.all_roles)
     mfu = middle * flops.per_token(config.model) / peak if peak else None
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
 

@@ -105,14 +105,14 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 def gelu(x: Array, approximate: str) -> Array:
     """Computes GELU by tanh ("tanh") or by erf ("none"), as torch names the two forms."""
-    return widely(partial(jax.nn.gelu, approximate=approximate == "tanh"), x)
+    return in_float32(partial(jax.nn.gelu, approximate=approximate == "tanh"), x)
 
 
 def silu(x: Array) -> Array:
-    return widely(jax.nn.silu, x)
+    return in_float32(jax.nn.silu, x)
 
 
-def widely(function: Callable[[Array], Array], x: Array) -> Array:
+def in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     """Computes a function in at least float32, rounds once, and saves only x for backward."""
 
     def kernel(x: Array) -> Array:

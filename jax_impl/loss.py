@@ -9,15 +9,15 @@ from . import functional as F
 
 
 def mean_loss(
-    logits_BTV: Array, batch: Batch, dtype: jnp.dtype, over: Array | None = None
+    logits_BTV: Array, batch: Batch, dtype: jnp.dtype, target_count: Array | None = None
 ) -> Array:
     """Computes the mean cross-entropy in nats.
 
     Args:
         dtype: the policy's output dtype, that of the result.
-        over: divides the sum of the losses that count; None: all count, and a mean is taken.
+        target_count: divides the sum of the losses that count; None: all count, for a mean.
     """
-    return average(row_losses(logits_BTV, batch.targets, dtype), batch.counts, over)
+    return average(row_losses(logits_BTV, batch.targets, dtype), batch.counts, target_count)
 
 
 def row_losses(logits: Array, targets: Array, dtype: jnp.dtype) -> Array:
@@ -25,11 +25,11 @@ def row_losses(logits: Array, targets: Array, dtype: jnp.dtype) -> Array:
     return F.cross_entropy(logits, targets).astype(dtype)
 
 
-def average(losses: Array, counts: Array | None, over: Array | None) -> Array:
+def average(losses: Array, counts: Array | None, target_count: Array | None) -> Array:
     """Averages losses (...), or divides the sum of those that count by `over`."""
-    if counts is None or over is None:
+    if counts is None or target_count is None:
         return losses.mean()
-    return jnp.where(counts, losses, 0).sum() / over.astype(losses.dtype)
+    return jnp.where(counts, losses, 0).sum() / target_count.astype(losses.dtype)
 
 
 def mean_count(window: Batch) -> Array | None:

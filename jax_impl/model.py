@@ -2,7 +2,7 @@
 
 A linear layer casts its own inputs with `jmp.Policy.cast_to_compute`; the tree of parameters is
 never cast whole. The residual stream, norms, softmax, rotation and loss stay in the output dtype.
-A feature replaces layers by a subclass of `Parts`: `extra/rules.py:Rules`.
+A feature replaces layers by a subclass of `Layers`: `extra/rules.py:FeatureLayers`.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from . import functional as F
 from .dropout import Dropout
 from .remat import remat_sublayer, through_blocks
 
-Attend = Callable[[Array, Array, Array, "Places"], Array]  # queries, keys, values (B, T, H, K)
+Attend = Callable[[Array, Array, Array, "Positions"], Array]  # queries, keys, values (B, T, H, K)
 Split = tuple[nnx.GraphDef, nnx.State]  # a module as a pytree, which `jax.checkpoint` takes
 
 
@@ -106,16 +106,16 @@ class RMSNorm(nnx.Module):
 
 
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """The positions and the causal mask of a batch: each row of T tokens is one sequence."""
 
     t: int
 
-    def look_up(self, table: Array) -> Array:
+    def select(self, table: Array) -> Array:
         """Looks up each token's position in a table (context, ...) -> (T, ...)."""
         return table[: self.t]
 
-    def seen(self, t: int, s: int) -> Array:
+    def causal_mask(self, t: int, s: int) -> Array:
         """Returns bool (t, s): which of the first s tokens each of the last t may attend to."""
         return jnp.tril(jnp.ones((t, s), bool), s - t)
 
@@ -139,7 +139,7 @@ def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
-    places: Places,
+    positions: Positions,
     *,
     policy: jmp.Policy,
     einsum: Callable[..., Array] = jnp.einsum,
@@ -153,12 +153,12 @@ def attend(
     (_, t, heads, d_head), s = q_BTHK.shape, k_BTGK.shape[1]
     k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     scores_BHTT = einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).astype(policy.output_dtype)
-    scores_BHTT = jnp.where(places.seen(t, s), scores_BHTT * d_head**-0.5, -jnp.inf)
+    scores_BHTT = jnp.where(positions.causal_mask(t, s), scores_BHTT * d_head**-0.5, -jnp.inf)
     probs_BHTT = jax.nn.softmax(scores_BHTT, axis=-1)
     return einsum("bhts,bshk->bthk", probs_BHTT.astype(v_BTHK.dtype), v_BTHK)
 
 
-class Parts:
+class Layers:
     """Builds the layers of a GPT: plain modules under one policy.
 
     A path is a module's name, such as "blocks.0.attn.qkv".
@@ -192,56 +192,56 @@ class Parts:
     def attend(self, path: str) -> Attend:
         return partial(attend, policy=self.policy)
 
-    def places(self, batch: Batch) -> Places:
-        return Places(batch.tokens.shape[1])
+    def positions(self, batch: Batch) -> Positions:
+        return Positions(batch.tokens.shape[1])
 
 
 class Attention(nnx.Module):
-    """Causal self-attention on rows (R, D); places.t consecutive rows are one sequence."""
+    """Causal self-attention on rows (R, D); positions.t consecutive rows are one sequence."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
-        self.config, self.wide = config, parts.policy.output_dtype
+    def __init__(self, config: ModelConfig, layers: Layers, path: str) -> None:
+        self.config, self.output_dtype = config, layers.policy.output_dtype
         d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = parts.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
-        self.split_heads, self.attend = parts.split_heads, parts.attend(f"{path}.attend")
-        self.proj = parts.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
+        self.qkv = layers.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
+        self.split_heads, self.attend = layers.split_heads, layers.attend(f"{path}.attend")
+        self.proj = layers.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.d_head, config.norm_eps)
             self.k_norm = RMSNorm(config.d_head, config.norm_eps)
 
-    def __call__(self, x_RD: Array, places: Places) -> Array:
-        return self.proj(self.mix_tokens(self.qkv(x_RD), places))
+    def __call__(self, x_RD: Array, positions: Positions) -> Array:
+        return self.proj(self.mix_tokens(self.qkv(x_RD), positions))
 
-    def mix_tokens(self, qkv_RD: Array, places: Places) -> Array:
+    def mix_tokens(self, qkv_RD: Array, positions: Positions) -> Array:
         """Attends between two linear layers: rows (R, D_qkv) -> (R, D_queries)."""
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = qkv_RD.reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = qkv_RD.reshape(-1, positions.t, heads + 2 * groups, self.config.d_head)
         q, k, v = self.split_heads(y_BTHK, (heads, heads + groups))
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
             rope = parse_rope(self.config.rope)
             tables = rotary.table(self.config.context, self.config.d_head, rope)
-            cos, sin = (places.look_up(jnp.asarray(table, self.wide)) for table in tables)
+            cos, sin = (positions.select(jnp.asarray(table, self.output_dtype)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.attend(q, k, v, places).reshape(qkv_RD.shape[0], -1)
+        return self.attend(q, k, v, positions).reshape(qkv_RD.shape[0], -1)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
         """Normalizes each head in the output dtype, and casts back."""
-        return norm(x_BTHK.astype(self.wide)).astype(x_BTHK.dtype)
+        return norm(x_BTHK.astype(self.output_dtype)).astype(x_BTHK.dtype)
 
 
 class MLP(nnx.Module):
     """The feed-forward layer: GELU (tanh or erf form) or SwiGLU (Shazeer 2020, 2002.05202)."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers, path: str) -> None:
         d, hidden, bias = config.d_model, config.d_mlp, config.bias
         self.gated = config.mlp == "swiglu"
         self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
-            self.gate = parts.linear(f"{path}.gate", d, hidden, bias=bias)
-        self.up = parts.linear(f"{path}.up", d, hidden, bias=bias)
-        self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
+            self.gate = layers.linear(f"{path}.gate", d, hidden, bias=bias)
+        self.up = layers.linear(f"{path}.up", d, hidden, bias=bias)
+        self.down = layers.linear(f"{path}.down", hidden, d, bias=bias)
 
     def __call__(self, x_RD: Array) -> Array:
         # Both activations compute in at least float32 inside, and round once.
@@ -253,16 +253,18 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, path: str, *, remat: str) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers, path: str, *, remat: str) -> None:
         self.remat = remat
-        self.norm1 = parts.norm(config.d_model)
-        self.attn = Attention(config, parts, f"{path}.attn")
-        self.norm2 = parts.norm(config.d_model)
-        self.mlp = MLP(config, parts, f"{path}.mlp")
+        self.norm1 = layers.norm(config.d_model)
+        self.attn = Attention(config, layers, f"{path}.attn")
+        self.norm2 = layers.norm(config.d_model)
+        self.mlp = MLP(config, layers, f"{path}.mlp")
 
-    def __call__(self, x_RD: Array, places: Places, layer: Array | int, dropout: Dropout) -> Array:
+    def __call__(
+        self, x_RD: Array, positions: Positions, layer: Array | int, dropout: Dropout
+    ) -> Array:
         def attention(x: Array) -> Array:
-            return dropout(self.attn(self.norm1(x), places), layer, "attention")
+            return dropout(self.attn(self.norm1(x), positions), layer, "attention")
 
         def mlp(x: Array) -> Array:
             return dropout(self.mlp(self.norm2(x)), layer, "mlp")
@@ -277,19 +279,19 @@ class GPT(nnx.Module):
     Activations inside are rows (R, D), R = B T: a weight's gradient is one matmul (decision 7).
     """
 
-    def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
-        self.config, self.remat, self.wide = config, remat, parts.policy.output_dtype
-        self.places = parts.places
-        self.embed = parts.embedding(config.d_vocab)
+    def __init__(self, config: ModelConfig, layers: Layers, *, remat: str) -> None:
+        self.config, self.remat, self.output_dtype = config, remat, layers.policy.output_dtype
+        self.positions = layers.positions
+        self.embed = layers.embedding(config.d_vocab)
         if config.position == "learned":
-            self.position = parts.embedding(config.context)
-        self.blocks = self.make_blocks(parts)
-        self.norm = parts.norm(config.d_model)
-        self.head = parts.head()
+            self.position = layers.embedding(config.context)
+        self.blocks = self.make_blocks(layers)
+        self.norm = layers.norm(config.d_model)
+        self.head = layers.head()
 
-    def make_blocks(self, parts: Parts) -> Any:
+    def make_blocks(self, layers: Layers) -> Any:
         return nnx.List([
-            Block(self.config, parts, f"blocks.{layer}", remat=self.remat)
+            Block(self.config, layers, f"blocks.{layer}", remat=self.remat)
             for layer in range(self.config.n_layer)
         ])  # fmt: skip
 
@@ -300,14 +302,14 @@ class GPT(nnx.Module):
     def hidden(self, batch: Batch, dropout: Dropout | None = None) -> Array:
         """Maps a batch of tokens (B, T) to the head's input, rows (R, D)."""
         dropout = dropout or Dropout.off()
-        places, (b, t) = self.places(batch), batch.tokens.shape
-        x_BTD = self.embed(batch.tokens).astype(self.wide)
+        positions, (b, t) = self.positions(batch), batch.tokens.shape
+        x_BTD = self.embed(batch.tokens).astype(self.output_dtype)
         if self.config.position == "learned":
-            x_BTD = x_BTD + places.look_up(self.position.weight[...]).astype(self.wide)
+            x_BTD = x_BTD + positions.select(self.position.weight[...]).astype(self.output_dtype)
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")  # -1: before the first layer
 
         def layer(block: Split, index: Array | int, x: Array) -> Array:
-            return nnx.merge(*block)(x, places, index, dropout)
+            return nnx.merge(*block)(x, positions, index, dropout)
 
         return self.norm(self.run_blocks(layer, x_RD))
 

@@ -99,14 +99,14 @@ class Trainer:
         return scan_window(body, carry, window)
 
     def micro_batch(
-        self, state: State, scale: jmp.LossScale, over: Array | None,
+        self, state: State, scale: jmp.LossScale, target_count: Array | None,
         carry: Carry, numbered: tuple[Array, Batch],
     ) -> tuple[Carry, Array]:  # fmt: skip
         """Computes the gradient of one micro-batch and passes it to the optimizer; a scan's body.
 
         Args:
             scale: the loss scale of the whole step.
-            over: divides the sum of the losses that count; None: all count, and a mean is taken.
+            target_count: divides the sum of the losses that count; None: all count, for a mean.
             numbered: the micro-step, from 0, and its batch (B, T).
         """
         (trained, opt_state, finite), (micro_step, batch) = carry, numbered
@@ -114,7 +114,7 @@ class Trainer:
         weights = self.weights(state, dropout)
 
         def loss(trained: Params) -> Array:
-            return self.micro_batch_loss(weights | trained, batch, dropout, over)
+            return self.micro_batch_loss(weights | trained, batch, dropout, target_count)
 
         value, grads = self.backward(loss, trained, scale)
         grads, finite = self.unscale(grads, finite, scale)
@@ -123,10 +123,10 @@ class Trainer:
         return (trained, opt_state, finite), value
 
     def micro_batch_loss(
-        self, params: Params, batch: Batch, dropout: Dropout, over: Array | None
+        self, params: Params, batch: Batch, dropout: Dropout, target_count: Array | None
     ) -> Array:
         """Computes one micro-batch's part of the window's mean loss."""
-        loss = self.batch_loss(self.model(params), batch, dropout, over)
+        loss = self.batch_loss(self.model(params), batch, dropout, target_count)
         return loss / self.config.optim.accum
 
     def backward(
@@ -205,8 +205,10 @@ class Trainer:
     @jit_method
     def evaluate(self, state: State, batches: Batch) -> Array:
         """Computes the mean loss of M batches (M, B, T) under the evaluation policy."""
-        model, over = self.evaluation_model(state), mean_count(batches)
-        return jax.lax.map(lambda each: self.batch_loss(model, each, over=over), batches).mean()
+        model, target_count = self.evaluation_model(state), mean_count(batches)
+        return jax.lax.map(
+            lambda each: self.batch_loss(model, each, target_count=target_count), batches
+        ).mean()
 
     @jit_method
     def logits(self, state: State, batch: Batch) -> Array:
@@ -235,18 +237,22 @@ class Trainer:
         return state.params
 
     def batch_loss(
-        self, model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
+        self,
+        model: GPT,
+        batch: Batch,
+        dropout: Dropout | None = None,
+        target_count: Array | None = None,
     ) -> Array:
-        return batch_loss(model, batch, dropout, over)
+        return batch_loss(model, batch, dropout, target_count)
 
 
 def batch_loss(
-    model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
+    model: GPT, batch: Batch, dropout: Dropout | None = None, target_count: Array | None = None
 ) -> Array:
     """Computes the mean loss of a batch (B, T) in nats.
 
     Args:
-        over: divides the sum over the targets that count; left out, their number.
+        target_count: divides the sum over the targets that count; left out, their number.
     """
-    over = mean_count(batch.select(None)) if over is None else over
-    return mean_loss(model(batch, dropout), batch, model.wide, over)
+    target_count = mean_count(batch.select(None)) if target_count is None else target_count
+    return mean_loss(model(batch, dropout), batch, model.output_dtype, target_count)

@@ -74,7 +74,7 @@ class Capabilities:
 
     def emulated(self, dtypes: Dtypes) -> list[str]:
         """Lists the recipes of a model's modules that the device emulates."""
-        named = {roles.recipe or "tf32": self.find_recipe(roles) for roles in dtypes.kinds}
+        named = {roles.recipe or "tf32": self.find_recipe(roles) for roles in dtypes.all_roles}
         return sorted(name for name, recipe in named.items() if recipe and not recipe.native)
 
 
@@ -185,6 +185,11 @@ def find(name: str) -> Device:
     remedy = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(DEVICES)}"
     require(key in DEVICES, "--device", name, f"unknown; {remedy}")
     return DEVICES[key]
+
+
+def is_before_ampere(capability: tuple[int, int] | None) -> bool:
+    """Says if a GPU of NVIDIA's has no units for bfloat16 and TF32; false where there is none."""
+    return capability is not None and capability < AMPERE
 
 
 def find_reported(reported: str) -> Device | None:

@@ -331,7 +331,7 @@ def excess_precision() -> Plant:
     return both(
         assign(step, "compiler_options", lambda config, platform: {}),
         # Of what is asked for in float32 and rounded by us, XLA on a CPU skips no rounding.
-        assign(rules.Rules, "uses_library", lambda self: False),
+        assign(rules.FeatureLayers, "uses_library", lambda self: False),
     )
 
 
@@ -395,8 +395,8 @@ def mask_shifted(right: Callable, model: Any, batch: Batch, *rest: Any, **how: A
 
 @same(**LEAN)
 @replaces(loss, "average")
-def ignored_token_counted(losses, counts, over):
-    return losses.sum() / over
+def ignored_token_counted(losses, counts, target_count):
+    return losses.sum() / target_count
 
 
 def forget_of_places(change: Callable[[Any], Any]) -> Plant:
@@ -406,12 +406,16 @@ def forget_of_places(change: Callable[[Any], Any]) -> Plant:
 
 @same(**LEAN)
 def documents_seen() -> Plant:
-    return forget_of_places(lambda places: replace(places, same_BTT=jnp.ones_like(places.same_BTT)))
+    return forget_of_places(
+        lambda positions: replace(positions, same_BTT=jnp.ones_like(positions.same_BTT))
+    )
 
 
 @same(**LEAN)
 def positions_not_restarted() -> Plant:
-    return forget_of_places(lambda places: replace(places, positions_BT=jnp.arange(places.t)))
+    return forget_of_places(
+        lambda positions: replace(positions, positions_BT=jnp.arange(positions.t))
+    )
 
 
 @bug(rung=9, **BF16)

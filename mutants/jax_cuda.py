@@ -25,7 +25,7 @@ def multiply_widely(right: Callable, grads: str, recipe: Any, **how: Any) -> Any
     return right(grads, recipe and replace(recipe, native=False), **how)
 
 
-def widen_head(right: Callable, self: rules.Rules) -> Any:
+def widen_head(right: Callable, self: rules.FeatureLayers) -> Any:
     head = right(self)
     head.policy = make_policy(POLICIES["fp32"])
     return head
@@ -65,7 +65,7 @@ BUGS: dict[str, Plant] = {
     "units-forgotten": wrap(rules, "make_product", multiply_widely),
     # XLA's Triton kernels take float32 for it
     "tf32-not-on": assign(precision, "float32_matmul", lambda config, device: "tensorfloat32"),
-    "head-in-float32": wrap(rules.Rules, "head", widen_head),
+    "head-in-float32": wrap(rules.FeatureLayers, "head", widen_head),
     "norms-in-half": both(
         wrap(functional, "layer_norm", normalize_in_half),
         wrap(functional, "rms_norm", normalize_in_half),

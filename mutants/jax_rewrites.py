@@ -72,14 +72,14 @@ def attend_by_vmap(
     q_BTHK: jax.Array,
     k_BTHK: jax.Array,
     v_BTHK: jax.Array,
-    places: model.Places,
+    positions: model.Positions,
     *,
     policy: jmp.Policy,
     **_: Any,
 ) -> jax.Array:
     """One head of one sequence, mapped; scores are keys by queries, softmax by logsumexp."""
     q_BTHK, k_BTHK, v_BTHK = policy.cast_to_compute((q_BTHK, k_BTHK, v_BTHK))
-    same_BTT = places.same_BTT if isinstance(places, Segments) else None
+    same_BTT = positions.same_BTT if isinstance(positions, Segments) else None
     wide = policy.output_dtype
 
     def head(q_TK: jax.Array, k_TK: jax.Array, v_TK: jax.Array, same_TT: Any) -> jax.Array:
@@ -191,8 +191,8 @@ REWRITES: dict[str, Plant] = {
         assign(functional, "rms_norm", rms_norm),
     ),
     "activations-written-out": both(
-        assign(functional, "gelu", lambda x, approximate: functional.widely(gelu, x)),
-        assign(functional, "silu", partial(functional.widely, silu)),
+        assign(functional, "gelu", lambda x, approximate: functional.in_float32(gelu, x)),
+        assign(functional, "silu", partial(functional.in_float32, silu)),
     ),
     "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
     # scanned layers where they are unrolled, and the other way round

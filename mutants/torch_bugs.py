@@ -242,7 +242,7 @@ def padding_counts(right, logits, *rest):
 
 
 @bug(rung=2, **GPT2)
-@wraps(model, "Places.look_up")
+@wraps(model, "Places.select")
 def positions_from_one(right, self, table):
     """Positions count from one."""
     return right(self, table.roll(-1, 0))
@@ -418,7 +418,7 @@ def gradients_in_compute() -> Plant:
 
 
 @bug(rung=2, **GRADS)
-@wraps(rules, "Rules.in_own_dtype")
+@wraps(rules, "FeatureLayers.in_own_dtype")
 def forward_in_gradients_dtype(right, self, roles, function):
     """The forward pass computes in float16, too."""
     return right(self, replace(roles, compute=roles.grads), function)
@@ -484,7 +484,7 @@ def chunks_added_in_compute(
 
 @bug(rung=5, **{"n_layer": 1, **MASKED, "accum": 4})
 @wraps(step, "Trainer.micro_batch_loss")
-def mean_of_micro_batch_means(right, self, window, over, number):
+def mean_of_micro_batch_means(right, self, window, target_count, number):
     """Each micro-batch takes the mean over its own targets, and the means are averaged."""
     return right(self, window, None, number)
 
@@ -511,23 +511,25 @@ def mask_shifted() -> Plant:
 
 @bug(rung=3, n_layer=1, loss_chunks="3", **MASKED)
 @replaces(loss, "average")
-def ignored_token_counted(losses, counts, over):
+def ignored_token_counted(losses, counts, target_count):
     """An ignored target counts in its chunk, as token 0."""
-    return losses.sum() / over
+    return losses.sum() / target_count
 
 
 @bug(rung=2, n_layer=1, **PACKED)
 def documents_seen() -> Plant:
     """A token sees those of the document before."""
     return forget_of_places(
-        lambda places: replace(places, same_BTT=torch.ones_like(places.same_BTT))
+        lambda positions: replace(positions, same_BTT=torch.ones_like(positions.same_BTT))
     )
 
 
 @bug(rung=2, n_layer=1, **PACKED, **GPT2)
 def positions_not_restarted() -> Plant:
     """Positions count through all documents of a row."""
-    return forget_of_places(lambda places: replace(places, positions_BT=torch.arange(places.t)))
+    return forget_of_places(
+        lambda positions: replace(positions, positions_BT=torch.arange(positions.t))
+    )
 
 
 # --- fast numerics

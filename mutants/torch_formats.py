@@ -72,4 +72,4 @@ def draws_of_one_rank():
 @bug(rung=11, **OWN_ON_RANKS)
 def scales_of_one_rank() -> Plant:
     """A tensor's scale is that of one rank's numbers."""
-    return after(rules.Rules, "__init__", look_alone)
+    return after(rules.FeatureLayers, "__init__", look_alone)

@@ -55,7 +55,7 @@ def attend_by_einsum(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGK: Tensor,
-    places: model.Places,
+    positions: model.Positions,
     *,
     dtype: torch.dtype,
     **_: Any,
@@ -64,7 +64,7 @@ def attend_by_einsum(
     heads, d_head = q_BTHK.shape[2:]
     k_BTHK, v_BTHK = (model.repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     scores_BHST = torch.einsum("bshk,bthk->bhst", k_BTHK, q_BTHK).to(dtype) * d_head**-0.5
-    seen_ST = places.seen(q_BTHK.device).mT
+    seen_ST = positions.causal_mask(q_BTHK.device).mT
     probs_BHST = torch.where(seen_ST, scores_BHST, -torch.inf).softmax(dim=-2)
     return torch.einsum("bhst,bshk->bthk", probs_BHST.to(v_BTHK.dtype), v_BTHK)
 
@@ -73,7 +73,7 @@ def attend_with_additive_mask(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGK: Tensor,
-    places: model.Places,
+    positions: model.Positions,
     *,
     dtype: torch.dtype,
     matmul: Callable[..., Tensor] = torch.matmul,
@@ -82,7 +82,7 @@ def attend_with_additive_mask(
     heads, d_head = q_BTHK.shape[2:]
     q, k, v = (model.repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     scores_BHTT = matmul(q, k.transpose(-2, -1)).to(dtype) / d_head**0.5
-    unseen = ~places.seen(q.device)
+    unseen = ~positions.causal_mask(q.device)
     scores_BHTT = scores_BHTT + scores_BHTT.new_zeros(()).masked_fill(unseen, -torch.inf)
     exponentials = (scores_BHTT - scores_BHTT.amax(-1, keepdim=True).detach()).exp()
     probs_BHTT = exponentials / exponentials.sum(-1, keepdim=True)
@@ -140,14 +140,14 @@ def mlp_written_out(self: model.MLP, x_BTD: Tensor) -> Tensor:
 
 
 def loss_by_logsumexp(
-    logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, over: Tensor | None = None
+    logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, target_count: Tensor | None = None
 ) -> Tensor:
     """logsumexp minus the target's logit in place of cross_entropy, and weights of 0 and 1."""
     logits = logits_BTV.to(dtype)
     losses = logits.logsumexp(-1) - logits.gather(-1, batch.targets[..., None]).squeeze(-1)
-    if batch.counts is None or over is None:
+    if batch.counts is None or target_count is None:
         return losses.mean()
-    return (losses * batch.counts / over.to(losses.dtype)).sum()
+    return (losses * batch.counts / target_count.to(losses.dtype)).sum()
 
 
 class WrittenOutAdamW(torch.optim.AdamW):
@@ -210,8 +210,8 @@ REWRITES: dict[str, Plant] = {
     "micro-batches-backwards": wrap(
         Trainer,
         "micro_batch_loss",
-        lambda right, self, window, over, number: right(
-            self, window, over, len(window.tokens) - 1 - number
+        lambda right, self, window, target_count, number: right(
+            self, window, target_count, len(window.tokens) - 1 - number
         ),
     ),
     "norm-by-loop": assign(step, "clip_by_global_norm", clip_by_loop),

@@ -9,19 +9,19 @@ from lockstep.data.batch import Batch
 
 
 def mean_loss(
-    logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, over: Tensor | None = None
+    logits_BTV: Tensor, batch: Batch, dtype: torch.dtype, target_count: Tensor | None = None
 ) -> Tensor:
     """Computes the mean cross-entropy in nats.
 
     Args:
         dtype: the policy's output dtype, that of the result.
-        over: divides the sum of the losses that count; None: all count, and a mean is taken.
+        target_count: divides the sum of the losses that count; None: all count, for a mean.
     """
-    if batch.counts is None or over is None:
+    if batch.counts is None or target_count is None:
         logits = logits_BTV.to(dtype)
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     losses = row_losses(logits_BTV.flatten(0, 1), batch.targets.flatten(), dtype)
-    return average(losses, batch.counts.flatten(), over)
+    return average(losses, batch.counts.flatten(), target_count)
 
 
 def row_losses(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
@@ -29,11 +29,11 @@ def row_losses(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
     return F.cross_entropy(logits.to(dtype), targets, reduction="none")
 
 
-def average(losses: Tensor, counts: Tensor | None, over: Tensor | None) -> Tensor:
+def average(losses: Tensor, counts: Tensor | None, target_count: Tensor | None) -> Tensor:
     """Averages losses (...), or divides the sum of those that count by `over`."""
-    if counts is None or over is None:
+    if counts is None or target_count is None:
         return losses.mean()
-    return torch.where(counts, losses, 0).sum() / over.to(losses.dtype)
+    return torch.where(counts, losses, 0).sum() / target_count.to(losses.dtype)
 
 
 def mean_count(window: Batch) -> Tensor | None:

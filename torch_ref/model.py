@@ -2,7 +2,7 @@
 
 `torch.autocast` casts the inputs of matmuls to the compute dtype, one by one; the tree of
 parameters is never cast whole. The residual stream, norms, softmax, rotation and loss stay in the
-output dtype. A feature replaces layers by a subclass of `Parts`: `extra/rules.py:Rules`.
+output dtype. A feature replaces layers by a subclass of `Layers`: `extra/rules.py:FeatureLayers`.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,9 @@ from .dropout import Dropout
 from .remat import remat_sublayer, through_blocks
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # rows, weight, bias or None
-Attend = Callable[[Tensor, Tensor, Tensor, "Places"], Tensor]  # queries, keys, values (B, T, H, K)
+Attend = Callable[
+    [Tensor, Tensor, Tensor, "Positions"], Tensor
+]  # queries, keys, values (B, T, H, K)
 
 
 class Embedding(nn.Embedding):
@@ -74,16 +76,16 @@ class RMSNorm(nn.RMSNorm):
 
 
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """The positions and the causal mask of a batch: each row of T tokens is one sequence."""
 
     t: int
 
-    def look_up(self, table: Tensor) -> Tensor:
+    def select(self, table: Tensor) -> Tensor:
         """Looks up each token's position in a table (context, ...) -> (T, ...)."""
         return table[: self.t]
 
-    def seen(self, device: torch.device) -> Tensor:
+    def causal_mask(self, device: torch.device) -> Tensor:
         """Returns bool (T, T): which tokens each token may attend to."""
         return torch.ones(self.t, self.t, dtype=torch.bool, device=device).tril()
 
@@ -106,7 +108,7 @@ def attend(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGK: Tensor,
-    places: Places,
+    positions: Positions,
     *,
     dtype: torch.dtype,
     matmul: Callable[..., Tensor] = torch.matmul,
@@ -118,12 +120,12 @@ def attend(
     heads, d_head = q_BTHK.shape[2:]
     q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     scores_BHTT = matmul(q, k.transpose(-2, -1)).to(dtype) * d_head**-0.5
-    scores_BHTT = torch.where(places.seen(q.device), scores_BHTT, -torch.inf)
+    scores_BHTT = torch.where(positions.causal_mask(q.device), scores_BHTT, -torch.inf)
     probs_BHTT = scores_BHTT.softmax(dim=-1)
     return matmul(probs_BHTT.to(v.dtype), v).transpose(1, 2)
 
 
-class Parts:
+class Layers:
     """Builds the layers of a GPT: plain modules under one policy.
 
     A path is a module's name, such as "blocks.0.attn.qkv".
@@ -153,59 +155,59 @@ class Parts:
     def attend(self, path: str) -> Attend:
         return partial(attend, dtype=self.output)
 
-    def places(self, batch: Batch) -> Places:
-        return Places(batch.tokens.shape[1])
+    def positions(self, batch: Batch) -> Positions:
+        return Positions(batch.tokens.shape[1])
 
 
 class Attention(nn.Module):
-    """Causal self-attention on rows (R, D); places.t consecutive rows are one sequence."""
+    """Causal self-attention on rows (R, D); positions.t consecutive rows are one sequence."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers, path: str) -> None:
         super().__init__()
-        self.config, self.wide = config, parts.output
+        self.config, self.output_dtype = config, layers.output
         d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = parts.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
-        self.attend = parts.attend(f"{path}.attend")
-        self.proj = parts.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
+        self.qkv = layers.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
+        self.attend = layers.attend(f"{path}.attend")
+        self.proj = layers.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.d_head, config.norm_eps)
             self.k_norm = RMSNorm(config.d_head, config.norm_eps)
         if config.position == "rope":  # no buffers: `.to(dtype)` would cast them
             tables = rotary.table(config.context, config.d_head, parse_rope(config.rope))
-            self.cos, self.sin = (torch.tensor(table, dtype=self.wide) for table in tables)
+            self.cos, self.sin = (torch.tensor(table, dtype=self.output_dtype) for table in tables)
 
-    def forward(self, x_RD: Tensor, places: Places) -> Tensor:
-        return self.proj(self.mix_tokens(self.qkv(x_RD), places))
+    def forward(self, x_RD: Tensor, positions: Positions) -> Tensor:
+        return self.proj(self.mix_tokens(self.qkv(x_RD), positions))
 
-    def mix_tokens(self, qkv_RD: Tensor, places: Places) -> Tensor:
+    def mix_tokens(self, qkv_RD: Tensor, positions: Positions) -> Tensor:
         """Attends between two linear layers: rows (R, D_qkv) -> (R, D_queries)."""
         heads, groups = self.config.n_head, self.config.kv_heads
-        y_BTHK = qkv_RD.reshape(-1, places.t, heads + 2 * groups, self.config.d_head)
+        y_BTHK = qkv_RD.reshape(-1, positions.t, heads + 2 * groups, self.config.d_head)
         q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
         if self.config.qk_norm:
             q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
         if self.config.position == "rope":
-            cos, sin = (places.look_up(table) for table in (self.cos, self.sin))
+            cos, sin = (positions.select(table) for table in (self.cos, self.sin))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.attend(q, k, v, places).reshape(qkv_RD.shape[0], -1)
+        return self.attend(q, k, v, positions).reshape(qkv_RD.shape[0], -1)
 
     def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
         """Normalizes each head in the output dtype, and casts back."""
-        return norm(x_BTHK.to(self.wide)).to(x_BTHK.dtype)
+        return norm(x_BTHK.to(self.output_dtype)).to(x_BTHK.dtype)
 
 
 class MLP(nn.Module):
     """The feed-forward layer: GELU (tanh or erf form) or SwiGLU (Shazeer 2020, 2002.05202)."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, path: str) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers, path: str) -> None:
         super().__init__()
         d, hidden, bias = config.d_model, config.d_mlp, config.bias
         self.gated = config.mlp == "swiglu"
         self.gelu = partial(F.gelu, approximate="none" if config.mlp == "gelu-erf" else "tanh")
         if self.gated:
-            self.gate = parts.linear(f"{path}.gate", d, hidden, bias=bias)
-        self.up = parts.linear(f"{path}.up", d, hidden, bias=bias)
-        self.down = parts.linear(f"{path}.down", hidden, d, bias=bias)
+            self.gate = layers.linear(f"{path}.gate", d, hidden, bias=bias)
+        self.up = layers.linear(f"{path}.up", d, hidden, bias=bias)
+        self.down = layers.linear(f"{path}.down", hidden, d, bias=bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
         # Both activations compute in at least float32 inside, and round once.
@@ -217,17 +219,17 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
 
-    def __init__(self, config: ModelConfig, parts: Parts, path: str, *, remat: str) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers, path: str, *, remat: str) -> None:
         super().__init__()
         self.remat = remat
-        self.norm1 = parts.norm(config.d_model)
-        self.attn = Attention(config, parts, f"{path}.attn")
-        self.norm2 = parts.norm(config.d_model)
-        self.mlp = MLP(config, parts, f"{path}.mlp")
+        self.norm1 = layers.norm(config.d_model)
+        self.attn = Attention(config, layers, f"{path}.attn")
+        self.norm2 = layers.norm(config.d_model)
+        self.mlp = MLP(config, layers, f"{path}.mlp")
 
-    def forward(self, x_RD: Tensor, places: Places, layer: int, dropout: Dropout) -> Tensor:
+    def forward(self, x_RD: Tensor, positions: Positions, layer: int, dropout: Dropout) -> Tensor:
         def attention(x: Tensor) -> Tensor:
-            return dropout(self.attn(self.norm1(x), places), layer, "attention")
+            return dropout(self.attn(self.norm1(x), positions), layer, "attention")
 
         def mlp(x: Tensor) -> Tensor:
             return dropout(self.mlp(self.norm2(x)), layer, "mlp")
@@ -242,19 +244,19 @@ class GPT(nn.Module):
     Activations inside are rows (R, D) with R = B T.
     """
 
-    def __init__(self, config: ModelConfig, parts: Parts, *, remat: str) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers, *, remat: str) -> None:
         super().__init__()
-        self.config, self.remat, self.wide = config, remat, parts.output
-        self.places = parts.places
-        self.embed = parts.embedding(config.d_vocab)
+        self.config, self.remat, self.output_dtype = config, remat, layers.output
+        self.positions = layers.positions
+        self.embed = layers.embedding(config.d_vocab)
         if config.position == "learned":
-            self.position = parts.embedding(config.context)
+            self.position = layers.embedding(config.context)
         self.blocks = nn.ModuleList([
-            Block(config, parts, f"blocks.{layer}", remat=remat)
+            Block(config, layers, f"blocks.{layer}", remat=remat)
             for layer in range(config.n_layer)
         ])  # fmt: skip
-        self.norm = parts.norm(config.d_model)
-        self.head = parts.head()
+        self.norm = layers.norm(config.d_model)
+        self.head = layers.head()
 
     def forward(self, batch: Batch, dropout: Dropout | None = None) -> Tensor:
         logits_RV = self.logits(self.hidden(batch, dropout))
@@ -263,14 +265,14 @@ class GPT(nn.Module):
     def hidden(self, batch: Batch, dropout: Dropout | None = None) -> Tensor:
         """Maps a batch of tokens (B, T) to the head's input, rows (R, D)."""
         dropout = dropout or Dropout.off()
-        places, (b, t) = self.places(batch), batch.tokens.shape
-        x_BTD = self.embed(batch.tokens).to(self.wide)
+        positions, (b, t) = self.positions(batch), batch.tokens.shape
+        x_BTD = self.embed(batch.tokens).to(self.output_dtype)
         if self.config.position == "learned":
-            x_BTD = x_BTD + places.look_up(self.position.weight).to(self.wide)
+            x_BTD = x_BTD + positions.select(self.position.weight).to(self.output_dtype)
         x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")  # -1: before the first layer
 
         def layer(block: Block, index: int, x: Tensor) -> Tensor:
-            return block(x, places, index, dropout)
+            return block(x, positions, index, dropout)
 
         return self.norm(through_blocks(layer, list(self.blocks), x_RD, remat=self.remat))
 

@@ -62,21 +62,23 @@ class Trainer:
     def accumulate(self, window: Batch) -> Tensor:
         """Adds the scaled gradients of the window's mean loss to `.grad`; returns that loss."""
         total = torch.zeros((), dtype=dtype(self.roles.output), device=self.device)
-        over = self.mean_count(window)
+        target_count = self.mean_count(window)
         for micro_step in range(window.tokens.shape[0]):
-            total += self.micro_batch(window, over, micro_step)
+            total += self.micro_batch(window, target_count, micro_step)
         return total
 
-    def micro_batch(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
+    def micro_batch(self, window: Batch, target_count: Tensor | None, micro_step: int) -> Tensor:
         """Adds the gradient of one micro-batch; returns its part of the loss."""
-        loss = self.micro_batch_loss(window, over, micro_step)
+        loss = self.micro_batch_loss(window, target_count, micro_step)
         self.backward(loss)
         return loss.detach()
 
-    def micro_batch_loss(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
+    def micro_batch_loss(
+        self, window: Batch, target_count: Tensor | None, micro_step: int
+    ) -> Tensor:
         """Computes one micro-batch's part of the window's mean loss."""
         batch, dropout = window.select(micro_step), self.dropout(micro_step)
-        loss = self.batch_loss(self.module, batch, self.roles, dropout, over)
+        loss = self.batch_loss(self.module, batch, self.roles, dropout, target_count)
         return loss / self.config.optim.accum
 
     def backward(self, loss: Tensor) -> None:
@@ -136,8 +138,10 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, batches: Batch) -> Tensor:
         """Computes the mean loss of M batches (M, B, T) under the evaluation policy."""
-        (model, roles), over = self.evaluation_model(), self.mean_count(batches)
-        losses = [self.batch_loss(model, each, roles, None, over) for each in batches.split()]
+        (model, roles), target_count = self.evaluation_model(), self.mean_count(batches)
+        losses = [
+            self.batch_loss(model, each, roles, None, target_count) for each in batches.split()
+        ]
         return torch.stack(losses).mean()
 
     @torch.no_grad()
@@ -164,21 +168,21 @@ class Trainer:
 
     def batch_loss(
         self, model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
-        over: Tensor | None = None,
+        target_count: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        return batch_loss(model, batch, roles, dropout, over)
+        return batch_loss(model, batch, roles, dropout, target_count)
 
 
 def batch_loss(
     model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
-    over: Tensor | None = None,
+    target_count: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Computes the mean loss of a batch (B, T) in nats.
 
     Args:
         model: a `GPT`, or a wrapper around it.
-        over: divides the sum over the targets that count; left out, their number.
+        target_count: divides the sum over the targets that count; left out, their number.
     """
-    over = mean_count(batch.select(None)) if over is None else over
+    target_count = mean_count(batch.select(None)) if target_count is None else target_count
     with autocast(roles, batch.tokens.device):
-        return mean_loss(model(batch, dropout), batch, dtype(roles.output), over)
+        return mean_loss(model(batch, dropout), batch, dtype(roles.output), target_count)

@@ -65,7 +65,7 @@ def silu() -> Figures:
 def gelu_form() -> Figures:
     x = 2 * normal(1 << 14)
     config = toy("gpt2").model
-    parts = torch_ref.model.Parts(config, torch.float32)
+    parts = torch_ref.model.Layers(config, torch.float32)
     gelu = torch_ref.model.MLP(config, parts, "mlp").gelu
     expected = F.gelu(as_torch(x)).numpy()
     theirs = np.asarray(jax_impl.functional.gelu(jnp.asarray(x), "tanh"))
@@ -124,7 +124,7 @@ def exact_norm(x: np.ndarray) -> np.ndarray:
 
 
 def make_torch_norm(model: ModelConfig) -> torch.nn.Module:
-    return torch_ref.model.Parts(model, torch.float32).norm(model.d_model)
+    return torch_ref.model.Layers(model, torch.float32).norm(model.d_model)
 
 
 def norm_ours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -248,9 +248,10 @@ def softmax() -> Figures:
     def agreement(output: str) -> float:
         roles = Roles(param="float32", compute="bfloat16", output=output)
         policy, t = jax_impl.precision.make_policy(roles), q.shape[1]
-        attend = partial(jax_impl.model.attend, places=jax_impl.model.Places(t), policy=policy)
+        positions = jax_impl.model.Positions(t)
+        attend = partial(jax_impl.model.attend, positions=positions, policy=policy)
         theirs = strict_jit(attend)(q, k, v)
-        wide, places = torch_ref.precision.dtype(output), torch_ref.model.Places(t)
+        wide, places = torch_ref.precision.dtype(output), torch_ref.model.Positions(t)
         ours = torch_ref.model.attend(as_torch(q), as_torch(k), as_torch(v), places, dtype=wide)
         return bit_equal(theirs, to_numpy(ours))
 

@@ -44,7 +44,7 @@ def decay() -> Figures:
     leaf = torch.ones(1, requires_grad=True)
     usual = of_torch(torch.optim.AdamW([leaf], lr=config.lr), leaf)
     default = of(optax.adamw(config.lr))
-    parts = torch_ref.model.Parts(toy().model, torch.float32)
+    parts = torch_ref.model.Layers(toy().model, torch.float32)
     model = torch_ref.model.MLP(toy().model, parts, "mlp")
     torch.nn.init.ones_(model.up.weight)
     named = torch.nn.ModuleDict({"mlp": model})

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_impl.model import GPT, Parts
+from jax_impl.model import GPT, Layers
 from jax_impl.precision import make_policy
 from lockstep.config import from_flags
 from lockstep.data.batch import split_tokens
@@ -18,7 +18,7 @@ CONFIG = from_flags({"model": "gpt2", "policy": "fp64", **SHAPE}, accelerator=Fa
 
 def build(seed: int) -> nnx.Module:
     policy = make_policy(CONFIG.precision.roles)
-    model = GPT(CONFIG.model, Parts(CONFIG.model, policy), remat="none")
+    model = GPT(CONFIG.model, Layers(CONFIG.model, policy), remat="none")
     keys = nnx.Rngs(seed)
 
     def initial(path: Any, x: jax.Array) -> jax.Array:

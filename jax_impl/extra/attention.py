@@ -22,7 +22,7 @@ from lockstep.model.attention import (
 )
 
 from .. import model
-from ..model import Attend, Places, repeat_heads
+from ..model import Attend, Positions, repeat_heads
 from .packed import Segments
 
 REFERENCE, BLOCKS, CUDNN, TRITON = "reference", "blocks", "cudnn", "triton"
@@ -99,7 +99,7 @@ def attend_in_blocks(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
-    places: Places,
+    positions: Positions,
     *,
     policy: jmp.Policy,
     einsum: Callable[..., Array] = jnp.einsum,
@@ -111,7 +111,7 @@ def attend_in_blocks(
 
     def block(start: int, stop: int, q: Array, k: Array, v: Array) -> Array:
         queries, keys, values = q[:, start:stop], k[:, :stop], v[:, :stop]
-        return model.attend(queries, keys, values, places, policy=policy, einsum=einsum)
+        return model.attend(queries, keys, values, positions, policy=policy, einsum=einsum)
 
     # Cut out inside of what is recomputed: no block keeps keys of its own.
     run = block if keep else jax.checkpoint(block, static_argnums=(0, 1))
@@ -121,11 +121,11 @@ def attend_in_blocks(
 
 
 def attend_fused(
-    q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, places: Places, *, policy: jmp.Policy
+    q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, positions: Positions, *, policy: jmp.Policy
 ) -> Array:
     """Causal attention by cuDNN's fused kernel."""
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
-    mask = places.same_BTT[:, None] if isinstance(places, Segments) else None
+    mask = positions.same_BTT[:, None] if isinstance(positions, Segments) else None
     return scaled_dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask, is_causal=True)
 
 
@@ -133,7 +133,7 @@ def attend_flash(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
-    places: Places,
+    positions: Positions,
     *,
     policy: jmp.Policy,
     otherwise: Attend,
@@ -141,8 +141,8 @@ def attend_flash(
     """Attends as `model.attend` does, in float32; several segments, or a length that it does not
     take, go `otherwise`."""
     (_, t, heads, d_head) = q_BTHK.shape
-    if isinstance(places, Segments) or not has_flash(t, d_head):
-        return otherwise(q_BTHK, k_BTGK, v_BTGK, places)
+    if isinstance(positions, Segments) or not has_flash(t, d_head):
+        return otherwise(q_BTHK, k_BTGK, v_BTGK, positions)
     q_BTHK, k_BTGK, v_BTGK = policy.cast_to_compute((q_BTHK, k_BTGK, v_BTGK))
     k_BTHK, v_BTHK = (repeat_heads(x, heads) for x in (k_BTGK, v_BTGK))
     return flash_attention(q_BTHK, k_BTHK, v_BTHK)

@@ -16,15 +16,19 @@ class InChunks(step.Trainer):
     """A trainer that makes the logits of so many rows at a time (`--loss-chunks`)."""
 
     def batch_loss(
-        self, model: GPT, batch: Batch, dropout: Dropout | None = None, over: Array | None = None
+        self,
+        model: GPT,
+        batch: Batch,
+        dropout: Dropout | None = None,
+        target_count: Array | None = None,
     ) -> Array:
         x_RD = model.hidden(batch, dropout)
-        over = loss.mean_count(batch.select(None)) if over is None else over
-        return mean_loss_in_chunks(model, x_RD, batch, self.config.chunks, over)
+        target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
+        return mean_loss_in_chunks(model, x_RD, batch, self.config.chunks, target_count)
 
 
 def mean_loss_in_chunks(
-    model: GPT, x_RD: Array, batch: Batch, chunks: int, over: Array | None = None
+    model: GPT, x_RD: Array, batch: Batch, chunks: int, target_count: Array | None = None
 ) -> Array:
     """Mean cross-entropy of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
 
@@ -34,7 +38,7 @@ def mean_loss_in_chunks(
     counts_R = None if batch.counts is None else batch.counts.reshape(-1)
 
     def losses_of_chunk(x_RD: Array, targets_R: Array) -> Array:
-        return loss.row_losses(model.logits(x_RD), targets_R, model.wide)
+        return loss.row_losses(model.logits(x_RD), targets_R, model.output_dtype)
 
     rows = in_chunks.size(len(x_RD), chunks)
     run = jax.checkpoint(losses_of_chunk)
@@ -43,4 +47,4 @@ def mean_loss_in_chunks(
     losses_R = jax.lax.map(lambda chunk: run(*chunk), stacked).reshape(-1)
     if whole < len(x_RD):
         losses_R = jnp.concatenate([losses_R, run(x_RD[whole:], targets_R[whole:])])
-    return loss.average(losses_R, counts_R, over)
+    return loss.average(losses_R, counts_R, target_count)

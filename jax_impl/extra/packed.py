@@ -9,17 +9,17 @@ from jax import Array
 
 from lockstep.data.batch import Batch
 
-from ..model import Places
+from ..model import Positions
 
 
-def make_places(batch: Batch) -> Places:
+def make_positions(batch: Batch) -> Positions:
     """Finds where the tokens of a batch stand: by its segments, if it has any."""
     t = batch.tokens.shape[1]
-    return Places(t) if batch.segments is None else Segments.of(batch.segments)
+    return Positions(t) if batch.segments is None else Segments.of(batch.segments)
 
 
 @dataclass(frozen=True)
-class Segments(Places):
+class Segments(Positions):
     """Rows of several segments: positions begin anew in each, and none sees another."""
 
     positions_BT: Any  # in its own segment
@@ -34,8 +34,8 @@ class Segments(Places):
         same_BTT = starts_BT[:, :, None] == starts_BT[:, None, :]
         return cls(t, jnp.arange(t) - starts_BT, same_BTT)
 
-    def look_up(self, table: Array) -> Array:
+    def select(self, table: Array) -> Array:
         return table[self.positions_BT]
 
-    def seen(self, t: int, s: int) -> Array:
-        return super().seen(t, s) & self.same_BTT[:, None, s - t : s, :s]
+    def causal_mask(self, t: int, s: int) -> Array:
+        return super().causal_mask(t, s) & self.same_BTT[:, None, s - t : s, :s]

@@ -1,8 +1,8 @@
-"""Which part, product and trainer a configuration gets: the one file that knows all features.
+"""Which layer, product and trainer a configuration gets: the one file that knows all features.
 
-Every run gets its parts from `Rules`. For a plain policy on a CPU these are the core's own classes
-and products; only attention is what `choose_attention` picks, and the head's gradients are joined.
-The trainer is `step.Trainer` itself.
+Every run gets its layers from `FeatureLayers`. For a plain policy on a CPU these are the core's own
+classes and products; only attention is what `choose_attention` picks, and the head's gradients are
+joined. The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from lockstep.model.stacked import scans_layers
 
 from .. import functional as F
 from .. import model, step
-from ..model import GPT, Attend, Embedding, Linear, Parts, Places
+from ..model import GPT, Attend, Embedding, Layers, Linear, Positions
 from ..precision import make_policy
 from . import cpu, gpu
 from .attention import CUDNN, choose_attention, make_attention
@@ -37,7 +37,7 @@ from .head import join_gradients
 from .lora import LoRALinear
 from .mesh.gather import RegatheringLinear, SharedEmbedding, gathered, sum_widely
 from .mesh.mesh import OnMesh
-from .packed import make_places
+from .packed import make_positions
 from .scan import ScannedGPT, Stacked
 
 
@@ -45,7 +45,7 @@ class RegatheringLoRALinear(LoRALinear, RegatheringLinear):
     """A linear layer with an adapter and with weights gathered again in the backward pass."""
 
 
-class Rules(Parts):
+class FeatureLayers(Layers):
     """The parts of a GPT under one resolved policy on one kind of device."""
 
     def __init__(self, config: Config, dtypes: Dtypes, device: Capabilities, *, remat: str) -> None:
@@ -97,8 +97,8 @@ class Rules(Parts):
         on_cpu = self.device.platform == "cpu"
         return make_attention(choice, make_policy(roles), einsum, on_cpu=on_cpu)
 
-    def places(self, batch: Batch) -> Places:
-        return make_places(batch)
+    def positions(self, batch: Batch) -> Positions:
+        return make_positions(batch)
 
     def product(self, roles: Roles, *, shared: bool | None = None) -> Any:
         """Chooses the product of rows and weights in a module of these roles."""
@@ -176,8 +176,8 @@ def make_model(
     """
     remat = "none" if plain else config.execution.remat
     scan = scans_layers(config) and not plain
-    parts = Rules(config, dtypes, device, remat=remat)
-    make = partial(ScannedGPT if scan else GPT, config.model, parts, remat=remat)
+    layers = FeatureLayers(config, dtypes, device, remat=remat)
+    make = partial(ScannedGPT if scan else GPT, config.model, layers, remat=remat)
     return step.PureGPT(make, dtypes.param)
 
 
@@ -186,7 +186,7 @@ def make_trainer(
 ) -> step.Trainer:
     """The trainer of a configuration: the core's, with what its features add."""
     dtypes, evaluated = config.dtypes, config.eval_dtypes
-    stochastic = any(roles.stochastic for roles in dtypes.kinds)
+    stochastic = any(roles.stochastic for roles in dtypes.all_roles)
     features = {
         OnMesh: mesh is not None,
         OtherPolicy: evaluated != dtypes,

@@ -13,16 +13,16 @@ from lockstep.model.segments import segments
 from lockstep.model.stacked import in_first_layer, is_stacked, tensor_names
 
 from .. import remat, step
-from ..model import GPT, Block, Parts
+from ..model import GPT, Block, Layers
 from ..remat import Layer
 
 
 class ScannedGPT(GPT):
     """A GPT whose blocks are one block with stacked parameters, run by `jax.lax.scan`."""
 
-    def make_blocks(self, parts: Parts) -> Any:
+    def make_blocks(self, layers: Layers) -> Any:
         # The first block stands for all, which have the same formats.
-        make = lambda _: Block(self.config, parts, "blocks.0", remat=self.remat)  # noqa: E731
+        make = lambda _: Block(self.config, layers, "blocks.0", remat=self.remat)  # noqa: E731
         return nnx.vmap(make)(jnp.arange(self.config.n_layer))
 
     def run_blocks(self, layer: Callable, x_RD: Array) -> Array:

@@ -13,10 +13,10 @@ from lockstep.devices import Capabilities
 from lockstep.model.attention import written_out_blocks
 from lockstep.train.memory import can_keep_freed_memory
 
-from ..model import Attention, Places
+from ..model import Attention, Positions
 from ..precision import compiler_options
 from . import cpu
-from .rules import Rules
+from .rules import FeatureLayers
 
 COMPILER = ThreadPoolExecutor(1)  # starts with the first program
 
@@ -46,15 +46,17 @@ def make_operation(
         name: attention, from the rows of queries, keys and values to rows; or matmul, the widest
             linear layer.
     """
-    parts = Rules(config, config.dtypes, known, remat="none")
+    layers = FeatureLayers(config, config.dtypes, known, remat="none")
     model, dtypes = config.model, config.dtypes
     rows = config.optim.batch_size * model.context
 
     def attention(qkv_RD: Array) -> Array:
-        return Attention(model, parts, "blocks.0.attn").mix_tokens(qkv_RD, Places(model.context))
+        return Attention(model, layers, "blocks.0.attn").mix_tokens(
+            qkv_RD, Positions(model.context)
+        )
 
     def matmul(x_RD: Array, *weights: Array) -> Array:
-        up = parts.linear("blocks.0.mlp.up", model.d_model, model.d_mlp, bias=model.bias)
+        up = layers.linear("blocks.0.mlp.up", model.d_model, model.d_mlp, bias=model.bias)
         return up.multiply(x_RD, *weights)
 
     run: Callable[..., Array]

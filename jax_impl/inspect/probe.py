@@ -92,11 +92,13 @@ def _fastest_matmul(policy: str, device: jax.Device) -> float:
 
 def _matmul(config: Config, device: jax.Device) -> Callable[[], object]:
     """Rows times weights, in the form that a step of this config has them in."""
-    from ..extra.rules import Rules
+    from ..extra.rules import FeatureLayers
     from ..precision import compiler_options
 
     known = find_capabilities(device)
-    product = Rules(config, config.dtypes, known, remat="none").product(config.dtypes.policy)
+    product = FeatureLayers(config, config.dtypes, known, remat="none").product(
+        config.dtypes.policy
+    )
     options = compiler_options(config.precision, known.platform)
     multiply = jax.jit(lambda x: product(x, x, None), compiler_options=options)
     x = jnp.ones((512, 512), config.dtypes.compute)

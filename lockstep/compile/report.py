@@ -42,7 +42,7 @@ def warnings(program: Program, config: Config, target: Target, wrong: list[str])
         name = {"bfloat16x3": "three products of bfloat16"}.get(units, units)
         half = "fp16" if target.units("float16") == "float16" else "bf16"
         found.append(f"{policy} on a {target.device.name} multiplies in {name}; use {half}")
-    by_hand = {own.recipe for own in config.precision.kinds if not narrow_units(own, target)}
+    by_hand = {own.recipe for own in config.precision.all_roles if not narrow_units(own, target)}
     for recipe in sorted(by_hand - {""}):
         found.append(f"{recipe} is emulated: operands are rounded to it, and multiplied in float32")
     if "no cuDNN" in program.attention_asked or program.attention_asked.endswith("math"):

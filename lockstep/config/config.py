@@ -158,7 +158,7 @@ class Config:
     @property
     def alike(self) -> bool:
         """Says if all layers compute in the same formats and are trained alike."""
-        if self.recipes or any(roles.recipe for roles in self.precision.kinds):
+        if self.recipes or any(roles.recipe for roles in self.precision.all_roles):
             return False
         given = self._patterns.values()
         return all(islands.in_every_layer(choice, names) for _, names, choice in given)

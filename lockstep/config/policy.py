@@ -107,7 +107,7 @@ class Dtypes(Roles):
         return self.modules.get(name, self.policy)
 
     @property
-    def kinds(self) -> set[Roles]:
+    def all_roles(self) -> set[Roles]:
         """Lists all roles that the model or a module has."""
         return {self.policy, *self.modules.values()}
 

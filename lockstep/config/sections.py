@@ -68,7 +68,7 @@ class PrecisionConfig:
         return policy.resolve(self.eval_policy or self.policy)
 
     @property
-    def kinds(self) -> list[Roles]:
+    def all_roles(self) -> list[Roles]:
         """Lists all roles in which some module may train."""
         names = dict.fromkeys(name for _, name in formats.parse(self.formats))
         return [self.roles, *(policy.as_under(self.roles, name) for name in names)]
@@ -76,7 +76,7 @@ class PrecisionConfig:
     @property
     def computes(self) -> set[str]:
         """Lists the dtypes of matrix products, in training and in evaluation."""
-        every = (*self.kinds, self.eval_roles)
+        every = (*self.all_roles, self.eval_roles)
         return {kind for roles in every for kind in (roles.compute, roles.grads) if kind}
 
     @property

@@ -58,7 +58,7 @@ def _of_pair(a: History, b: History, envelopes: Sequence[Envelope]) -> Gap | Non
         return None
     known = next((envelope for envelope in envelopes if envelope.fits(a, b)), None)
     if known and steps[0] == 1 and len(steps) == steps[-1] <= len(known.noise):
-        cap = max(envelope_cap(r) for config in known.configs for r in config.precision.kinds)
+        cap = max(envelope_cap(r) for config in known.configs for r in config.precision.all_roles)
         noise = known.noise[: len(steps)]
         exact = a.config.precision.roles.compute == "float64"
         found = compare_curves(parting.ours, parting.theirs, noise, cap, exact=exact)

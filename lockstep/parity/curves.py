@@ -137,7 +137,7 @@ def run(
 
 def judge(ours: CurveProgram, theirs: CurveProgram) -> Comparison:
     """Judges by rung 8's rule: float64 has an absolute tolerance, other policies the envelope."""
-    policies = [r for p in (ours, theirs) for r in p.operand.config.precision.kinds]
+    policies = [r for p in (ours, theirs) for r in p.operand.config.precision.all_roles]
     programs = ours.losses, theirs.losses
     if any(roles.compute != "float64" for roles in policies):
         cap = max(map(envelope_cap, policies))

@@ -65,7 +65,7 @@ def strict_case(a: Side, b: Side, config: Config) -> Case:
     Raises:
         UserError: the policy has nothing to keep in float32.
     """
-    narrow = any(r.mixed or r.tf32 or r.recipe or r.grads for r in config.precision.kinds)
+    narrow = any(r.mixed or r.tf32 or r.recipe or r.grads for r in config.precision.all_roles)
     require(narrow, "--policy", config.precision.policy, "has nothing to keep in float32")
     scale = min(config.precision.loss_scale_init, DEFAULTS["loss_scale_init"])
     plain = {"remat": "none", "layers": "unroll", "accum": 1, "dropout": 0.0}

@@ -169,7 +169,7 @@ def compare_runs(
     strays = [stray for run in (a, b) for stray in find_stray_steps(case, where, run)]
     if case.exact:
         return exact_findings(where, a, b) + strays
-    kinds = case.config.precision.kinds
+    kinds = case.config.precision.all_roles
     cap, how = max(map(envelope_cap, kinds)), curve_noise(kinds, dtype)
     compared = compare_programs(*each(lambda run: run.loss), cap, **how)
     finding = compared.finding

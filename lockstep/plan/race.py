@@ -69,8 +69,7 @@ def find_machine(device: str | None) -> Host:
 
 def list_cells(given: argparse.Namespace, shape: Shape, here: Host) -> list[Setting]:
     """Lists what is raced, the most telling first."""
-    before_ampere = here.capability is not None and here.capability < devices.AMPERE
-    policy = "fp16" if before_ampere else "bf16"
+    policy = "fp16" if devices.is_before_ampere(here.capability) else "bf16"
     programs = [("torch", True), ("jax", False), ("torch", False)][here.platform == CPU :]
     modes = [(policy, mode) for mode in REMAT]
     if here.platform == CPU:

@@ -68,7 +68,7 @@ def _costly_loop(config: Config, framework: str) -> Iterator[str]:
 
 def _predictable(config: Config, framework: str) -> bool:
     """Says if the formulas apply: one device, plain policy, all weights train, fused attention."""
-    plain = config.precision.policy in FITTED and len(config.dtypes.kinds) == 1
+    plain = config.precision.policy in FITTED and len(config.dtypes.all_roles) == 1
     whole = len(config.trained) == len(params.shapes(config.model))
     return plain and whole and framework in FRAMEWORKS and config.mesh.size == 1
 

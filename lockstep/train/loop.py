@@ -101,7 +101,7 @@ class Loop:
         self.log_problem = ""
         self.pace = Pace()
         self.began = self.pace.last
-        peak = devices.peak(twin.describe()["device"], config.precision.kinds)
+        peak = devices.peak(twin.describe()["device"], config.precision.all_roles)
         self.peak = peak and peak * config.mesh.size
 
     def run(self) -> int:

@@ -121,7 +121,8 @@ ABOUT: dict[str, Any] = {
     "initial": {"a.weight": {"mean": 0.0, "std": 1.0, "kurtosis": 3.0, "shape": [2, 3]}},
     "batch": {"dict": {"x": {"array": "x", "dtype": "int64"}}}, "lacks": {}, "seed": 0,
     "constants": [], "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
-    "losses": [1.5], "envelope": [0.0], "noise": {"loss": 0.1, "act/a": 0.2},
+    "paths": {"act/a": ""}, "losses": [1.5], "envelope": [0.0],
+    "noise": {"loss": 0.1, "act/a": 0.2},
     "tape": {"loss": 3, "values": [
         {"op": "parameter", "name": "a.weight", "inputs": [], "shape": [2, 3], "dtype": "float64",
          "line": "", "elements": [0, 3, 1]},

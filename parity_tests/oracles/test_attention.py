@@ -67,7 +67,7 @@ def run_jax(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
     """XLA's attention stands where cuDNN's would, under the same arguments; the kernel in Triton is
     interpreted."""
     ours = jax_impl.extra.attention
-    places = jax_impl.extra.packed.make_places(batch.map_arrays(jnp.asarray))
+    places = jax_impl.extra.packed.make_positions(batch.map_arrays(jnp.asarray))
     forms: dict[str, Any] = {
         "reference": partial(jax_impl.model.attend, policy=POLICY),
         "blocks": partial(ours.attend_in_blocks, policy=POLICY, blocks=2, keep=True),
@@ -89,7 +89,7 @@ def run_jax(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
 
 def run_torch(form: str, qkv: list[np.ndarray], batch: Batch) -> np.ndarray:
     ours = torch_ref.extra.attention
-    places = torch_ref.extra.packed.make_places(batch.map_arrays(torch.from_numpy))
+    places = torch_ref.extra.packed.make_positions(batch.map_arrays(torch.from_numpy))
     forms: dict[str, Any] = {
         "reference": partial(torch_ref.model.attend, dtype=torch.float32),
         "blocks": ours.attend_in_blocks,

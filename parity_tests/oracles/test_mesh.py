@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 import torch_ref.extra.mesh.mesh
 from jax_impl.extra.mesh.mesh import AXES
-from jax_impl.extra.rules import Rules
+from jax_impl.extra.rules import FeatureLayers
 from lockstep.data.batch import Batch
 from lockstep.devices import Capabilities
 from parity_tests.pair import random_batch, start, toy
@@ -171,7 +171,7 @@ def test_jax_gathers_a_weight_that_devices_share(policy: str) -> None:
     """Its own part, then all of it; and of its gradient its part. Left to itself, XLA may divide
     the work by columns instead. A trace needs no devices."""
     config = toy(**DELAYED | {"policy": policy}, batch_size=2, mesh="fsdp=2")
-    layers = Rules(config, config.dtypes, Capabilities(platform="cpu"), remat="none")
+    layers = FeatureLayers(config, config.dtypes, Capabilities(platform="cpu"), remat="none")
     linear = layers.linear("blocks.1.mlp.up", 32, 64, bias=False)
 
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:

@@ -141,8 +141,8 @@ def test_peak_by_the_name_that_a_driver_reports(
 
 
 def test_the_peak_of_several_formats_is_the_fastest_one_s() -> None:
-    kinds = PrecisionConfig(policy="fp16", formats="blocks=fp8,head=fp32").kinds
-    assert devices.peak("NVIDIA H200", kinds) == 2 * devices.find("h200").half
+    all_roles = PrecisionConfig(policy="fp16", formats="blocks=fp8,head=fp32").all_roles
+    assert devices.peak("NVIDIA H200", all_roles) == 2 * devices.find("h200").half
 
 
 # --- the recommendation

@@ -34,7 +34,7 @@ from parity_tests.tiers import tier
 from parity_tests.twins.programs import Recorder
 from torch_ref.extra.attention import attend_fused, attend_in_blocks
 from torch_ref.io.bridge import to_numpy
-from torch_ref.model import Places, attend
+from torch_ref.model import Positions, attend
 from torch_ref.twin import TorchTwin
 
 # B, T, H, K: odd sizes, and more than one tile of a kernel.
@@ -69,7 +69,7 @@ def outputs(function: Any, tensors: list[Tensor]) -> list[np.ndarray]:
     """y and the gradients of q, k and v."""
     *inputs, upstream = tensors
     q, k, v = (x.clone().requires_grad_() for x in inputs)
-    y = function(q, k, v, Places(q.shape[1]))
+    y = function(q, k, v, Positions(q.shape[1]))
     gradients = torch.autograd.grad(y, (q, k, v), upstream)
     return [to_numpy(x.double()) for x in (y, *gradients)]
 
@@ -105,9 +105,9 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
     config = toy("tiny", policy="bf16", numerics="strict")
     policy, places = (
         jax_impl.precision.make_policy(config.dtypes.policy),
-        jax_impl.model.Places(256),
+        jax_impl.model.Positions(256),
     )
-    attention = partial(jax_impl.model.attend, places=places, policy=policy)
+    attention = partial(jax_impl.model.attend, positions=places, policy=policy)
 
     def gradients(*inputs: jax.Array) -> list[jax.Array]:
         *qkv, upstream = inputs
@@ -125,7 +125,7 @@ def test_products_of_bfloat16_are_summed_in_float32() -> None:
 def test_a_wrong_kernel_is_seen(fault: str) -> None:
     """In the gradients of queries and keys; forward a scale 1 % too large is near the rounding."""
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, places: Positions) -> Tensor:
         if fault == "scale":  # 1 % too sharp
             return attend_fused(q * 1.01, k, v, places)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -145,7 +145,10 @@ def test_recomputed_blocks_keep_no_scores() -> None:
     t = 3 * 64 + 5
     q, k, v, upstream = (jnp.asarray(x.numpy()) for x in draw((1, t, 2, 8), torch.float32))
     config = toy(policy="fp32", numerics="fast", context=t, autotune="attention=blocks")
-    policy, places = jax_impl.precision.make_policy(config.dtypes.policy), jax_impl.model.Places(t)
+    policy, places = (
+        jax_impl.precision.make_policy(config.dtypes.policy),
+        jax_impl.model.Positions(t),
+    )
     choice = choose_attention(config, config.dtypes, config.dtypes, CPU)
     assert choice.blocks == 3
 

@@ -28,7 +28,7 @@ import torch_ref.twin
 from lockstep import provenance
 from lockstep.devices import Capabilities
 from parity_tests.pair import toy
-from torch_ref.model import Places, attend
+from torch_ref.model import Positions, attend
 
 
 def linear_and_gradients(product: Callable, size: tuple[int, int, int]) -> Callable:
@@ -110,11 +110,11 @@ def test_widened_attention_rounds_its_result_alone(kind: str) -> None:
     dtype, attention = getattr(torch, kind), torch_ref.extra.attention
     numbers = np.random.default_rng(1)
     q, k, v = (torch.tensor(numbers.normal(size=(2, 32, 3, 16)), dtype=dtype) for _ in range(3))
-    exact = attention.attend_fused(q.double(), k.double(), v.double(), Places(32))
+    exact = attention.attend_fused(q.double(), k.double(), v.double(), Positions(32))
     within = torch.finfo(dtype).eps / 2 * exact.abs() + torch.finfo(dtype).tiny + 1e-6
-    widened = attention.attend_widened(q, k, v, Places(32))
+    widened = attention.attend_widened(q, k, v, Positions(32))
     assert widened.dtype == dtype and ((widened - exact).abs() <= within).all()
-    written_out = attend(q, k, v, Places(32), dtype=dtype, matmul=torch.matmul)
+    written_out = attend(q, k, v, Positions(32), dtype=dtype, matmul=torch.matmul)
     assert not ((written_out - exact).abs() <= within).all()
 
 

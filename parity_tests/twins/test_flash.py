@@ -10,7 +10,7 @@ import pytest
 
 from jax_impl.extra.attention import TRITON, flash_attention, make_attention
 from jax_impl.extra.packed import Segments
-from jax_impl.model import Places, attend
+from jax_impl.model import Positions, attend
 from jax_impl.precision import make_policy
 from lockstep.config.policy import POLICIES
 from lockstep.model.attention import AttentionChoice, has_flash
@@ -36,7 +36,7 @@ def test_the_kernel_is_attention(d_head: int) -> None:
         return [np.asarray(x) for x in (y, *backward(jnp.asarray(dy)))]
 
     kernel = gradients(lambda *qkv: flash_attention(*qkv, interpret=True))
-    exact = gradients(lambda q, k, v: attend(q, k, v, Places(128), policy=POLICY))
+    exact = gradients(lambda q, k, v: attend(q, k, v, Positions(128), policy=POLICY))
     swapped = gradients(lambda q, k, v: flash_attention(k, q, v, interpret=True))
     for found, wanted, wrong in zip(kernel, exact, swapped, strict=True):
         tolerance = 128 * ONE_ULP * np.abs(wanted).max()
@@ -47,7 +47,7 @@ def test_what_it_does_not_take_is_written_out() -> None:
     """Segments, and lengths that are no whole number of tiles; sums of 48 products."""
     q, k, v = jnp.asarray(np.random.default_rng(1).normal(size=(3, 1, 48, 2, 16)), "float32")
     attend_flash = make_attention(AttentionChoice(TRITON), POLICY, jnp.einsum, on_cpu=False)
-    for places in (Places(48), Segments.of(jnp.arange(48)[None] // 24)):
+    for places in (Positions(48), Segments.of(jnp.arange(48)[None] // 24)):
         assert not has_flash(48, 16)
         found = attend_flash(q, k, v, places)
         wanted = attend(q, k, v, places, policy=POLICY)

@@ -111,12 +111,12 @@ def test_a_module_in_the_policy_s_own_format_is_any_other(
     fast: dict[str, Any] = {"numerics": "fast", "autotune": "matmul=ynnpack"}
     names = "blocks.0.attn.qkv", "head"
     config = toy(policy="bf16", formats="*=bf16,head=fp32", **fast)
-    rules: Any = jax_impl.extra.rules.Rules(config, config.dtypes, device, remat="none")
+    rules: Any = jax_impl.extra.rules.FeatureLayers(config, config.dtypes, device, remat="none")
     usual, own = (rules.product(config.dtypes.at(name)) for name in names)
     assert (usual, own) == (jax_impl.extra.cpu.linear, jax_impl.functional.linear)
     fast["autotune"] = "matmul=onednn"
     config = toy(policy="fp32", formats="*=fp32,head=bf16", **fast)
-    rules = torch_ref.extra.rules.Rules(config, config.dtypes, device)
+    rules = torch_ref.extra.rules.FeatureLayers(config, config.dtypes, device)
     usual, own = (rules.linear(name, 8, 8, bias=False).product for name in names)
     assert usual is torch_ref.extra.cpu.linear
     x, weight = torch.ones(8, 8), torch.full((8, 8), 1 + 2.0**-9)

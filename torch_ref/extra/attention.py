@@ -15,7 +15,7 @@ from lockstep.devices import Capabilities
 from lockstep.model.attention import AttentionChoice, wants_fused, written_out_blocks
 
 from .. import model
-from ..model import Attend, Places, repeat_heads
+from ..model import Attend, Positions, repeat_heads
 from ..precision import dtype
 from .cpu import HALF, WIDENED, InBlocks, as_autocast
 from .packed import Segments
@@ -88,29 +88,31 @@ def make_attention(
     return functions[choice.name]
 
 
-def attend_in_blocks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
+def attend_in_blocks(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, positions: Positions
+) -> Tensor:
     """Causal attention; each block of queries leaves out the keys behind it, which are masked."""
-    if isinstance(places, Segments):
-        return attend_fused(q_BTHK, k_BTGK, v_BTGK, places)
+    if isinstance(positions, Segments):
+        return attend_fused(q_BTHK, k_BTGK, v_BTGK, positions)
     heads = q_BTHK.shape[2]
     q, k, v = (repeat_heads(x, heads).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     return InBlocks.apply(q, k, v).transpose(1, 2)
 
 
-def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
+def attend_fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, positions: Positions) -> Tensor:
     """Causal attention by a fused kernel, which torch chooses (SDPA)."""
-    same_BTT = places.same_BTT if isinstance(places, Segments) else None
+    same_BTT = positions.same_BTT if isinstance(positions, Segments) else None
     attention = F.scaled_dot_product_attention
     return sdpa(attention, q_BTHK, k_BTGK, v_BTGK, same_BTT=same_BTT).transpose(1, 2)
 
 
-def attend_widened(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, places: Places) -> Tensor:
+def attend_widened(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, positions: Positions) -> Tensor:
     """Causal attention by a fused kernel, of half precision in float32: a CPU without units for
     half precision is faster so."""
     narrow = [as_autocast(x) for x in (q_BTHK, k_BTGK, v_BTGK)]
     q, k, v = (x.float() for x in narrow)
     with torch.autocast(q.device.type, enabled=False):
-        return attend_fused(q, k, v, places).to(narrow[0].dtype)
+        return attend_fused(q, k, v, positions).to(narrow[0].dtype)
 
 
 def sdpa(function: Callable[..., Any], *qkv: Tensor, same_BTT: Tensor | None) -> Any:

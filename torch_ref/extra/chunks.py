@@ -20,16 +20,21 @@ class InChunks(step.Trainer):
 
     def batch_loss(
         self, model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
-        over: Tensor | None = None,
+        target_count: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        over = loss.mean_count(batch.select(None)) if over is None else over
+        target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
         with autocast(roles, batch.tokens.device):
             x_RD = model.hidden(batch, dropout)
-            return mean_loss_in_chunks(model, x_RD, batch, roles, self.config.chunks, over)
+            return mean_loss_in_chunks(model, x_RD, batch, roles, self.config.chunks, target_count)
 
 
 def mean_loss_in_chunks(
-    model: Any, x_RD: Tensor, batch: Batch, roles: Roles, chunks: int, over: Tensor | None = None
+    model: Any,
+    x_RD: Tensor,
+    batch: Batch,
+    roles: Roles,
+    chunks: int,
+    target_count: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy of `model.logits(x_RD)`; the backward pass makes a chunk's logits again.
 
@@ -46,4 +51,4 @@ def mean_loss_in_chunks(
     rows = in_chunks.size(len(x_RD), chunks)
     run = recompute(losses_of_chunk, preserve_rng_state=False)
     losses = map(run, x_RD.split(rows), targets_R.split(rows))
-    return loss.average(torch.cat(list(losses)), counts_R, over)
+    return loss.average(torch.cat(list(losses)), counts_R, target_count)

@@ -7,17 +7,17 @@ from torch import Tensor
 
 from lockstep.data.batch import Batch
 
-from ..model import Places
+from ..model import Positions
 
 
-def make_places(batch: Batch) -> Places:
+def make_positions(batch: Batch) -> Positions:
     """Finds where the tokens of a batch stand: by its segments, if it has any."""
     t = batch.tokens.shape[1]
-    return Places(t) if batch.segments is None else Segments.of(batch.segments)
+    return Positions(t) if batch.segments is None else Segments.of(batch.segments)
 
 
 @dataclass(frozen=True)
-class Segments(Places):
+class Segments(Positions):
     """Rows of several segments: positions begin anew in each, and none sees another."""
 
     positions_BT: Tensor  # in its own segment
@@ -33,8 +33,8 @@ class Segments(Places):
         same_BTT = starts_BT[:, :, None] == starts_BT[:, None, :]
         return cls(t, places_T - starts_BT, same_BTT)
 
-    def look_up(self, table: Tensor) -> Tensor:
+    def select(self, table: Tensor) -> Tensor:
         return table[self.positions_BT]
 
-    def seen(self, device: torch.device) -> Tensor:
-        return super().seen(device) & self.same_BTT[:, None]
+    def causal_mask(self, device: torch.device) -> Tensor:
+        return super().causal_mask(device) & self.same_BTT[:, None]

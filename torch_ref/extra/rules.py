@@ -1,7 +1,7 @@
-"""Which part, product and trainer a configuration gets: the one file that knows all features.
+"""Which layer, product and trainer a configuration gets: the one file that knows all features.
 
-Every run gets its parts from `Rules`. For a plain policy these are the core's own classes and
-products; only attention is what `choose_attention` picks. The trainer is `step.Trainer` itself.
+Every run gets its layers from `FeatureLayers`. For a plain policy these are the core's own classes
+and products; only attention is what `choose_attention` picks. The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from lockstep.devices import Capabilities
 from lockstep.formats.table import Recipe
 
 from .. import model, step
-from ..model import GPT, Attend, Linear, Parts, Places, Product
+from ..model import GPT, Attend, Layers, Linear, Positions, Product
 from ..precision import dtype
 from . import cpu
 from .attention import choose_attention, make_attention
@@ -35,10 +35,10 @@ from .formats.stochastic import Stochastic, StochasticProduct
 from .lora import LoRALinear
 from .mesh.mesh import OnMesh
 from .mesh.processes import largest, process_count, rank
-from .packed import make_places
+from .packed import make_positions
 
 
-class Rules(Parts):
+class FeatureLayers(Layers):
     """The parts of a GPT under one resolved policy on one kind of device."""
 
     def __init__(self, config: Config, dtypes: Dtypes, device: Capabilities) -> None:
@@ -66,8 +66,8 @@ class Rules(Parts):
         attend = make_attention(self.attention, self.output, matmul)
         return self.in_own_dtype(roles, attend)
 
-    def places(self, batch: Batch) -> Places:
-        return make_places(batch)
+    def positions(self, batch: Batch) -> Positions:
+        return make_positions(batch)
 
     def product(self, roles: Roles) -> Any:
         """Chooses the product of rows and weights in a module of these roles."""
@@ -142,7 +142,7 @@ def make_model(
     """
     remat = "none" if plain else config.execution.remat
     with device:
-        model = GPT(config.model, Rules(config, dtypes, capabilities), remat=remat)
+        model = GPT(config.model, FeatureLayers(config, dtypes, capabilities), remat=remat)
     return model.to(dtype(dtypes.param))
 
 
@@ -166,7 +166,7 @@ def make_trainer(
         OnMesh: mesh is not None,
         OtherPolicy: evaluated != dtypes,
         InChunks: config.chunks > 1,
-        Stochastic: any(roles.stochastic for roles in dtypes.kinds),
+        Stochastic: any(roles.stochastic for roles in dtypes.all_roles),
         Delayed: bool(dtypes.histories),
     }
     bases = [feature for feature, wanted in features.items() if wanted]

@@ -11,10 +11,10 @@ from lockstep.devices import Capabilities
 from lockstep.model.attention import wants_fused, written_out_blocks
 from lockstep.train.memory import can_keep_freed_memory
 
-from ..model import Attention, Places
+from ..model import Attention, Positions
 from ..precision import autocast, dtype
 from . import cpu
-from .rules import Rules
+from .rules import FeatureLayers
 
 
 def find_ways(config: Config, device: Capabilities) -> list[str]:
@@ -49,15 +49,15 @@ def make_operation(
         name: attention, from the rows of queries, keys and values to rows; or matmul, the widest
             linear layer.
     """
-    parts = Rules(config, config.dtypes, known)
+    layers = FeatureLayers(config, config.dtypes, known)
     model, dtypes = config.model, config.dtypes
     rows = config.optim.batch_size * model.context
     if name == "attention":
-        layer = Attention(model, parts, "blocks.0.attn")
-        run: Any = partial(layer.mix_tokens, places=Places(model.context))
+        layer = Attention(model, layers, "blocks.0.attn")
+        run: Any = partial(layer.mix_tokens, positions=Positions(model.context))
         width, kind, weights = model.d_qkv, dtypes.compute, []
     else:
-        run = parts.linear("blocks.0.mlp.up", model.d_model, model.d_mlp, bias=model.bias)
+        run = layers.linear("blocks.0.mlp.up", model.d_model, model.d_mlp, bias=model.bias)
         width, kind, weights = model.d_model, dtypes.output, list(run.parameters())
     x_RD = torch.ones(rows, width, dtype=dtype(kind), device=device, requires_grad=True)
 

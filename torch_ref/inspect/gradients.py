@@ -18,8 +18,8 @@ Tensors = dict[str, Tensor]
 def loss_and_grads(trainer: Trainer, batch: Batch) -> tuple[Tensor, Tensors]:
     """Mean loss and unscaled gradients of one batch (B, T), by the trainer's parameters."""
     set_keys(trainer.model, Dropout.off())
-    over = trainer.mean_count(batch.select(None))
-    loss = trainer.batch_loss(trainer.module, batch, trainer.roles, None, over)
+    target_count = trainer.mean_count(batch.select(None))
+    loss = trainer.batch_loss(trainer.module, batch, trainer.roles, None, target_count)
     trainer.scaler.scale(loss).backward()
     grads = unscale_grads(trainer, trainer.params)
     trainer.optimizer.zero_grad(set_to_none=True)

@@ -92,10 +92,10 @@ def _fastest_matmul(policy: str, device: "torch.device") -> float:
 def _matmul(config: Config, device: "torch.device") -> Callable[[], object]:
     """Rows times weights, in the form that a step of this config has them in."""
     from ..extra.capabilities import find_capabilities
-    from ..extra.rules import Rules
+    from ..extra.rules import FeatureLayers
     from ..precision import dtype
 
-    rules = Rules(config, config.dtypes, find_capabilities(device))
+    rules = FeatureLayers(config, config.dtypes, find_capabilities(device))
     product, x = rules.product(config.dtypes.policy), torch.ones((512, 512))
     x = x.to(dtype(config.dtypes.compute))
     return lambda: product(x, x, None)

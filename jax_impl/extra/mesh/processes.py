@@ -42,7 +42,7 @@ def join() -> None:
     problem = f"process {rank()} of {process_count()} has not met the others"
     problem = f"--coordinator {address or 'auto'}: {problem}"
     remedy = f"start them all within {MEETING} seconds, with one free port"
-    # When its own time is over, the library aborts with a stack trace.
+    # When its own time is target_count, the library aborts with a stack trace.
     timer = threading.Timer(MEETING, end_process, [f"error: {problem}; {remedy}"])
     timer.daemon = True
     timer.start()

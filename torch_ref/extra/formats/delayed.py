@@ -70,8 +70,8 @@ class Delayed(step.Trainer):
         self.update_amaxes(self.found, scale, skipped=self.updates == updates)
         return wait
 
-    def micro_batch(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
-        loss = super().micro_batch(window, over, micro_step)
+    def micro_batch(self, window: Batch, target_count: Tensor | None, micro_step: int) -> Tensor:
+        loss = super().micro_batch(window, target_count, micro_step)
         self.found = join(self.found, take_amaxes(self.model, self.amaxes))
         return loss
 

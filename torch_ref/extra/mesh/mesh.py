@@ -61,9 +61,9 @@ class OnMesh(step.Trainer):
     def accumulate(self, window: Batch) -> Tensor:
         return mean(super().accumulate(window), self.mesh)
 
-    def micro_batch(self, window: Batch, over: Tensor | None, micro_step: int) -> Tensor:
+    def micro_batch(self, window: Batch, target_count: Tensor | None, micro_step: int) -> Tensor:
         with accumulate(self.module, last=micro_step == window.tokens.shape[0] - 1):
-            return super().micro_batch(window, over, micro_step)
+            return super().micro_batch(window, target_count, micro_step)
 
     def gradient_norms(self, parameters: list[nn.Parameter]) -> Tensor:
         grads = [local(p.grad) for p in parameters if p.grad is not None]
