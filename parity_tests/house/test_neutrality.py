@@ -223,7 +223,7 @@ def test_the_twins_read_side_by_side() -> None:
 
 
 # Lines of a twin's core. More is a sign that a feature has entered it.
-MOST_LINES = {"jax_impl": 1_152, "torch_ref": 793}
+MOST_LINES = {"jax_impl": 1_160, "torch_ref": 793}
 
 
 @pytest.mark.parametrize("twin", TWINS)
