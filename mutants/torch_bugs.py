@@ -242,7 +242,7 @@ def padding_counts(right, logits, *rest):
 
 
 @bug(rung=2, **GPT2)
-@wraps(model, "Places.select")
+@wraps(model, "Positions.select")
 def positions_from_one(right, self, table):
     """Positions count from one."""
     return right(self, table.roll(-1, 0))

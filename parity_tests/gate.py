@@ -162,7 +162,8 @@ def read_run(folder: Path) -> Record:
         }
     (last,) = (folder / "checkpoints").iterdir()
     tensors = {
-        f"{file.stem}/{name}": tensor
+        # Earlier checkpoints of two ranks had a file for each, and whole tensors in these.
+        f"{file.stem.partition('-')[0]}/{name.partition('@')[0]}": tensor
         for file in sorted(last.glob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }

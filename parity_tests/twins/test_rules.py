@@ -74,8 +74,8 @@ def test_places_are_the_core_s_unless_rows_are_packed(framework: str) -> None:
     tokens = as_array(np.zeros((2, 16), np.int32))
     trainer = build(framework, toy(**PLAIN))
     model: Any = dict(modules_of(trainer))[""]
-    assert type(model.places(Batch(tokens, tokens))) is package.model.Places
-    packed = model.places(Batch(tokens, tokens, segments=tokens))
+    assert type(model.positions(Batch(tokens, tokens))) is package.model.Positions
+    packed = model.positions(Batch(tokens, tokens, segments=tokens))
     assert type(packed) is package.extra.packed.Segments
 
 
