@@ -93,11 +93,17 @@ def throughput(config: Config, seconds: list[float], device: str) -> Result:
     return {"tokens_per_second": middle, "quartiles": [low, high], "mfu": mfu}
 
 
+FEW_WINDOWS = 4
+
+
 def reject_unsteady(seconds: list[float]) -> Result:
     """Returns the status of a GPU's row whose windows were disturbed; nothing for a good one.
 
-    A CPU's clocks and other processes move by more than that, so its rows have quartiles alone.
+    A CPU's clocks and other processes move by more than that, so its rows have quartiles alone. So
+    have rows of few windows, such as a rehearsal's: their quartiles are single windows.
     """
+    if len(seconds) < FEW_WINDOWS:
+        return {}
     low, middle, high = statistics.quantiles(seconds, method="inclusive")
     spread = (high - low) / middle
     if spread <= LARGEST_SPREAD:
