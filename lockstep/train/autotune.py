@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import __version__, provenance, twin
-from lockstep.config import Config, OptimConfig, PrecisionConfig
+from lockstep.config import Config, ExecutionConfig, OptimConfig, PrecisionConfig
 from lockstep.config.autotune import AUTO, FLAG, NONE, parse
 from lockstep.errors import UserError, require
 from lockstep.files import durable
@@ -82,7 +82,8 @@ def shrink(config: Config) -> Config:
     return Config(
         model=replace(model, **small, vocab=256),
         precision=PrecisionConfig(policy=precision.policy, attention=precision.attention),
-        optim=OptimConfig(batch_size=max(1, rows)),
+        optim=OptimConfig(batch_size=max(1, rows), accum=1),
+        execution=ExecutionConfig(remat="none"),
         run=replace(config.run, init=""),
     )
 

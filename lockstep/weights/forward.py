@@ -9,7 +9,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from lockstep.config import Config, ModelConfig, OptimConfig, PrecisionConfig, RunConfig
+from lockstep.config import (
+    Config,
+    ExecutionConfig,
+    ModelConfig,
+    OptimConfig,
+    PrecisionConfig,
+    RunConfig,
+)
 from lockstep.config.tensors import shapes
 from lockstep.errors import UserError
 from lockstep.files.stream import write
@@ -61,5 +68,6 @@ def forward_config(model: ModelConfig) -> Config:
     return Config(
         model=replace(model, dropout=0.0),
         precision=PrecisionConfig(policy="fp32", numerics="strict"),
-        optim=OptimConfig(batch_size=1), run=RunConfig(device="cpu"),
+        optim=OptimConfig(batch_size=1, accum=1), execution=ExecutionConfig(remat="none"),
+        run=RunConfig(device="cpu"),
     )  # fmt: skip
