@@ -1,5 +1,6 @@
-"""What a torch program holds beside its model's tensors: numbers and arrays in global variables,
-and in attributes of its model and optimizer, such as averaged weights and counts of steps."""
+"""Finds the numbers and arrays that a torch program holds beside its model's tensors, such as
+averaged weights and counts of steps: in global variables, and in attributes of its model and
+optimizer."""
 
 from __future__ import annotations
 
@@ -148,7 +149,7 @@ def _copy(value: Any) -> Any:
 
 
 def _mark(value: Any) -> Any:
-    """What is another if a plain value has changed."""
+    """Returns a key of a plain value, which is another key after the value has changed."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, (dict, *SEQUENCES)):

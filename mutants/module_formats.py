@@ -42,5 +42,5 @@ def format_of_next_module(right: Callable, text: str, modules: Sequence[str]) ->
 @bug(rung=2, **OWN)
 @wraps(formats, "parse")
 def first_pattern_wins(right, text):
-    """Of two patterns that fit a module the first counts."""
+    """The first of two patterns that fit a module counts, not the last."""
     return right(text)[::-1]

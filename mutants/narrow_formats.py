@@ -126,7 +126,7 @@ def drawn_without_micro_step(twin: Twin) -> Plant:
 
 @bug(rung=4, **DELAYED | {"remat": "block"})
 def amaxes_recorded_twice(twin: Twin) -> Plant:
-    """What is recomputed updates the history again."""
+    """A recomputed product updates the history again."""
     return wrap(
         twin.rounding.Rounding,
         "record",

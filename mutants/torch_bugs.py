@@ -280,7 +280,7 @@ def lora_scaled_twice() -> Plant:
 @bug(rung=3, **LORA)
 @replaces(lora, "LoRALinear.adapt")
 def lora_b_frozen(self, x):
-    """Of an adapter A alone is trained."""
+    """An adapter trains its matrix A alone."""
     return self.product(
         self.product(x, self.lora_a, None), self.lora_b.detach() + 0 * self.lora_b, None
     )
@@ -643,7 +643,7 @@ def mask_without_layer(right, self, layer, site):
 @bug(rung=8)
 @wraps(dropout, "Dropout.__call__")
 def dropout_not_rescaled(right, self, x, *place):
-    """What is kept is not scaled up."""
+    """Dropout does not scale the kept values up."""
     return right(self, x, *place) * (1 - self.rate)
 
 

@@ -113,7 +113,7 @@ def same_rows_on_every_rank(right, tokens, devices):
 @bug(rung=11, **LEAN | {"mesh": "data=4"})
 @wraps(mesh, "local_rows")
 def rows_twice_on_four_devices(right: Callable, tokens: Tensor, devices: Any) -> Tensor:
-    """Of four ranks two and two train on one's rows."""
+    """Four ranks train on the rows of two."""
     four = devices is not None and devices.size() == 4
     return tokens.chunk(4, dim=-2)[rank() // 2] if four else right(tokens, devices)
 

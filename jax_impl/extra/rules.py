@@ -1,4 +1,4 @@
-"""Which layer, product and trainer a configuration gets: the one file that knows all features.
+"""Chooses a configuration's layers, products and trainer: the one file that knows all features.
 
 Every run gets its layers from `FeatureLayers`. For a plain policy on a CPU these are the core's own
 classes and products; only attention is what `choose_attention` picks, and the head's gradients are

@@ -33,7 +33,7 @@ UNUSED = ("memory", "devices", "policy", "remat")  # flags of a prediction
 
 
 class Host(NamedTuple):
-    """What is raced on: its platform, the name that its driver reports, and its data sheet."""
+    """A machine to race on: its platform, the name that its driver reports, and its data sheet."""
 
     platform: str
     name: str
