@@ -32,7 +32,7 @@ class Held:
         self.saved: list[tuple[Owner, str, Any, Any]] = []
         self.first = {prefix: {*owner} for prefix, owner in self._owners().items()}
         self.asked = [(p, p.requires_grad) for p in model.parameters()]
-        for owner, name, value in self._variables():
+        for _, owner, name, value in self._variables():
             if is_plain(value):
                 self.saved.append((owner, name, _copy(value), _mark(value)))
 
@@ -41,7 +41,7 @@ class Held:
         `requires_grad`; takes those away that were made since."""
         for prefix, owner in self._owners().items():
             for name in {*owner} - self.first.get(prefix, {*owner}):
-                if self._is_variable(owner, name, owner[name]) and is_plain(owner[name]):
+                if self._is_variable(prefix, name, owner[name]) and is_plain(owner[name]):
                     del owner[name]
         for owner, name, value, mark in self.saved:
             if name not in owner or _mark(owner[name]) != mark:
@@ -54,11 +54,8 @@ class Held:
     def values(self) -> dict[str, Leaf]:
         """Returns `NAME/PATH` -> the number or array there."""
         found: dict[str, Leaf] = {}
-        for prefix, owner in self._owners().items():
-            for name, value in list(owner.items()):
-                if self._is_variable(owner, name, value):
-                    root = f"{prefix}{name}"
-                    found |= {f"{root}/{path}": x for path, x in self.leaves(value)}
+        for prefix, _, name, value in self._variables():
+            found |= {f"{prefix}{name}/{path}": x for path, x in self.leaves(value)}
         whole = {name: x for name, x in self.model.named_buffers() if not x.is_floating_point()}
         return found | {f"model.{name}/": x for name, x in whole.items()
                         if not (x.is_complex() or name.endswith(COUNTED))}  # fmt: skip
@@ -91,21 +88,22 @@ class Held:
             found["optimizer."] = vars(self.optimizer)
         return found
 
-    def _variables(self) -> Iterator[tuple[Owner, str, Any]]:
-        for owner in self._owners().values():
+    def _variables(self) -> Iterator[tuple[str, Owner, str, Any]]:
+        for prefix, owner in self._owners().items():
             for name, value in list(owner.items()):
-                if self._is_variable(owner, name, value):
-                    yield owner, name, value
+                if self._is_variable(prefix, name, value):
+                    yield prefix, owner, name, value
 
-    def _is_variable(self, owner: Owner, name: str, value: Any) -> bool:
-        of_library = name.startswith("_") or (name == "training" and owner is not vars(self.module))
+    def _is_variable(self, prefix: str, name: str, value: Any) -> bool:
+        of_library = name.startswith("_") or (prefix != "" and name in LIBRARY)
         holds_none = callable(value) and not hasattr(value, "state_dict")
         own = hasattr(value, "state_dict") and value in self.model.modules()
-        return not (of_library or own or holds_none or name in LIBRARY)
+        return not (of_library or own or holds_none)
 
 
 COUNTED = "num_batches_tracked"
-LIBRARY = {"param_groups", "defaults", "state"}  # of an optimizer: it is compared by its updates
+# Attributes of torch's modules and optimizers; the latter are compared by their updates.
+LIBRARY = {"training", "param_groups", "defaults", "state"}
 
 
 def digests(values: dict[str, Leaf]) -> dict[str, int]:

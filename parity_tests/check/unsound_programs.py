@@ -1213,12 +1213,12 @@ class Model(nn.Module):
         return {"mean": y, "spread": y.abs(), "token": y.argmax(-1), "size": float(y.sum())}
 
 
-SEEN, NORMS, WEIGHT, COUNT, AVERAGE = {"mean": 0.0}, deque(maxlen=3), 1.0, 0, None
+state, NORMS, WEIGHT, COUNT, AVERAGE = {"mean": 0.0}, deque(maxlen=3), 1.0, 0, None
 
 
 def loss(model, batch):
     y = model(batch["x"])["mean"]
-    SEEN["mean"] = 0.9 * SEEN["mean"] + 0.1 * y.detach().mean(0)
+    state["mean"] = 0.9 * state["mean"] + 0.1 * y.detach().mean(0)
     return WEIGHT * (y - batch["y"]).square().mean()
 
 
@@ -1256,7 +1256,7 @@ HELD_BESIDE: tuple[Row, ...] = (
 class Average""")), verdict=EQUAL, was=EQUAL),
     *(Row(name, HOLDING, (change,), was=EQUAL) for name, change in (
         ("an attribute that the forward pass moves", ("0.9 * self.usage + 0.1", "0.5 * self.usage + 0.5")),
-        ("a variable that loss moves", ('0.9 * SEEN["mean"]', '0.99 * SEEN["mean"]')),
+        ("a variable that loss moves", ('0.9 * state["mean"]', '0.99 * state["mean"]')),
         ("a copy of the model in an object", ("mul_(0.9).add_(p, alpha=0.1)", "mul_(0.5).add_(p, alpha=0.5)")),
         ("a copy of some tensors alone", ("zip(self.model.parameters(), model.parameters())",
                                           "list(zip(self.model.parameters(), model.parameters()))[:2]")),
