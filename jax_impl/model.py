@@ -28,15 +28,18 @@ from .remat import remat_sublayer, through_blocks
 Attend = Callable[[Array, Array, Array, "Positions"], Array]  # queries, keys, values (B, T, H, K)
 Split = tuple[nnx.GraphDef, nnx.State]  # a module as a pytree, which `jax.checkpoint` takes
 
+# A run's weights are drawn by `lockstep.model.params`, for both twins; `io/bridge.py` loads them.
+normal = nnx.initializers.normal(0.02)
 
-# Zeros and ones only set shapes: `io/bridge.py` loads the weights. `[...]` reads a Param's array.
+
+# `[...]` reads a Param's array.
 
 
 class Embedding(nnx.Module):
     """Tokens (B, T) -> rows of a table (n, d), in the table's own dtype."""
 
-    def __init__(self, n: int, d: int) -> None:
-        self.weight = nnx.Param(jnp.zeros((n, d)))
+    def __init__(self, n: int, d: int, *, policy: jmp.Policy, rngs: nnx.Rngs) -> None:
+        self.weight = nnx.Param(normal(rngs.params(), (n, d), policy.param_dtype))
 
     def __call__(self, tokens_BT: Array) -> Array:
         return self.weight[...][tokens_BT]
@@ -56,10 +59,11 @@ class Linear(nnx.Module):
     """
 
     def __init__(
-        self, d_in: int, d_out: int, *, bias: bool, policy: jmp.Policy, product: F.Product
-    ) -> None:
-        self.weight = nnx.Param(jnp.zeros((d_in, d_out)))
-        self.bias = nnx.Param(jnp.zeros((d_out,))) if bias else None
+        self, d_in: int, d_out: int, *, bias: bool, policy: jmp.Policy, rngs: nnx.Rngs,
+        product: F.Product,
+    ) -> None:  # fmt: skip
+        self.weight = nnx.Param(normal(rngs.params(), (d_in, d_out), policy.param_dtype))
+        self.bias = nnx.Param(jnp.zeros(d_out, policy.param_dtype)) if bias else None
         self.policy, self.product = policy, product
 
     def __call__(self, x_RD: Array) -> Array:
@@ -85,9 +89,9 @@ class TiedHead(nnx.Module):
 class LayerNorm(nnx.Module):
     """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
 
-    def __init__(self, d: int, eps: float, *, bias: bool) -> None:
-        self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
-        self.bias = nnx.Param(jnp.zeros((d,))) if bias else None
+    def __init__(self, d: int, eps: float, *, bias: bool, policy: jmp.Policy) -> None:
+        self.eps, self.weight = eps, nnx.Param(jnp.ones(d, policy.param_dtype))
+        self.bias = nnx.Param(jnp.zeros(d, policy.param_dtype)) if bias else None
 
     def __call__(self, x_RD: Array) -> Array:
         weight = self.weight[...].astype(x_RD.dtype)
@@ -98,8 +102,8 @@ class LayerNorm(nnx.Module):
 class RMSNorm(nnx.Module):
     """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
 
-    def __init__(self, d: int, eps: float) -> None:
-        self.eps, self.weight = eps, nnx.Param(jnp.ones((d,)))
+    def __init__(self, d: int, eps: float, *, policy: jmp.Policy) -> None:
+        self.eps, self.weight = eps, nnx.Param(jnp.ones(d, policy.param_dtype))
 
     def __call__(self, x_RD: Array) -> Array:
         return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), self.eps)
@@ -164,14 +168,15 @@ class Layers:
     A path is a module's name, such as "blocks.0.attn.qkv".
     """
 
-    def __init__(self, config: ModelConfig, policy: jmp.Policy) -> None:
-        self.config, self.policy = config, policy
+    def __init__(self, config: ModelConfig, policy: jmp.Policy, rngs: nnx.Rngs) -> None:
+        self.config, self.policy, self.rngs = config, policy, rngs
 
     def embedding(self, n: int) -> Embedding:
-        return Embedding(n, self.config.d_model)
+        return Embedding(n, self.config.d_model, policy=self.policy, rngs=self.rngs)
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
-        return Linear(d_in, d_out, bias=bias, policy=self.policy, product=F.linear)
+        how: dict[str, Any] = {"policy": self.policy, "rngs": self.rngs, "product": F.linear}
+        return Linear(d_in, d_out, bias=bias, **how)
 
     def head(self) -> Any:
         """Builds a `TiedHead` or a `Linear`."""
@@ -182,8 +187,8 @@ class Layers:
     def norm(self, d: int) -> Any:
         """Builds a `LayerNorm` or an `RMSNorm`."""
         if self.config.norm == "layernorm":
-            return LayerNorm(d, self.config.norm_eps, bias=self.config.bias)
-        return RMSNorm(d, self.config.norm_eps)
+            return LayerNorm(d, self.config.norm_eps, bias=self.config.bias, policy=self.policy)
+        return RMSNorm(d, self.config.norm_eps, policy=self.policy)
 
     def split_heads(self, y_BTHK: Array, ends: tuple[int, int]) -> list[Array]:
         """Splits heads into queries, keys and values; `ends` has the first two's end indices."""
@@ -206,8 +211,9 @@ class Attention(nnx.Module):
         self.split_heads, self.attend = layers.split_heads, layers.attend(f"{path}.attend")
         self.proj = layers.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.d_head, config.norm_eps)
-            self.k_norm = RMSNorm(config.d_head, config.norm_eps)
+            self.q_norm, self.k_norm = (
+                RMSNorm(config.d_head, config.norm_eps, policy=layers.policy) for _ in range(2)
+            )
 
     def __call__(self, x_RD: Array, positions: Positions) -> Array:
         return self.proj(self.mix_tokens(self.qkv(x_RD), positions))
@@ -277,10 +283,19 @@ class GPT(nnx.Module):
     """Maps a batch of tokens (B, T) to logits (B, T, V) in the head's compute dtype.
 
     Activations inside are rows (R, D), R = B T: a weight's gradient is one matmul (decision 7).
+
+    Args:
+        rngs: draws the weights; "params" or its default stream.
+        remat: what the backward pass recomputes; see `remat.py`.
+        make_layers: `extra/rules.py` passes another, whose layers have features.
     """
 
-    def __init__(self, config: ModelConfig, layers: Layers, *, remat: str) -> None:
-        self.config, self.remat, self.output_dtype = config, remat, layers.policy.output_dtype
+    def __init__(
+        self, config: ModelConfig, policy: jmp.Policy, *, rngs: nnx.Rngs, remat: str = "none",
+        make_layers: Callable[[ModelConfig, jmp.Policy, nnx.Rngs], Layers] = Layers,
+    ) -> None:  # fmt: skip
+        self.config, self.remat, self.output_dtype = config, remat, policy.output_dtype
+        layers = make_layers(config, policy, rngs)
         self.positions = layers.positions
         self.embed = layers.embedding(config.d_vocab)
         if config.position == "learned":

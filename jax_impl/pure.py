@@ -43,12 +43,12 @@ class Metrics(NamedTuple):
 class PureGPT:
     """Holds the structure of a GPT; called with parameters, it returns the GPT."""
 
-    def __init__(self, make: Callable[[], GPT], param_dtype: str) -> None:
+    def __init__(self, make: Callable[[], GPT]) -> None:
         """Traces `make`, so that no parameter is allocated."""
         self.graph, state = nnx.split(nnx.eval_shape(make))
         self.variables = {".".join(map(str, p)): (p, x) for p, x in nnx.to_flat_state(state)}
         params = {name: x for name, (_, x) in self.variables.items() if isinstance(x, nnx.Param)}
-        self.shapes = {n: jax.ShapeDtypeStruct(x.shape, param_dtype) for n, x in params.items()}
+        self.shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in params.items()}
         # Other variables, which only features of extra/ have; zeros unless given.
         self.others = {name: x for name, (_, x) in self.variables.items() if name not in params}
 

@@ -242,11 +242,19 @@ class GPT(nn.Module):
     """Maps a batch of tokens (B, T) to logits (B, T, V) in the head's compute dtype.
 
     Activations inside are rows (R, D) with R = B T.
+
+    Args:
+        remat: what the backward pass recomputes; see `remat.py`.
+        make_layers: `extra/rules.py` passes another, whose layers have features.
     """
 
-    def __init__(self, config: ModelConfig, layers: Layers, *, remat: str) -> None:
+    def __init__(
+        self, config: ModelConfig, output_dtype: torch.dtype = torch.float32, *,
+        remat: str = "none", make_layers: Callable[[ModelConfig, torch.dtype], Layers] = Layers,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.config, self.remat, self.output_dtype = config, remat, layers.output
+        self.config, self.remat, self.output_dtype = config, remat, output_dtype
+        layers = make_layers(config, output_dtype)
         self.positions = layers.positions
         self.embed = layers.embedding(config.d_vocab)
         if config.position == "learned":

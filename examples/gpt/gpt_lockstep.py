@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_impl.model import GPT, Layers
+from jax_impl.model import GPT
 from jax_impl.precision import make_policy
 from lockstep.config import from_flags
 from lockstep.data.batch import split_tokens
@@ -17,19 +17,7 @@ CONFIG = from_flags({"model": "gpt2", "policy": "fp64", **SHAPE}, accelerator=Fa
 
 
 def build(seed: int) -> nnx.Module:
-    policy = make_policy(CONFIG.precision.roles)
-    model = GPT(CONFIG.model, Layers(CONFIG.model, policy), remat="none")
-    keys = nnx.Rngs(seed)
-
-    def initial(path: Any, x: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path)
-        if x.ndim > 1:
-            small = "proj" in name or "down" in name
-            return (0.02 / (2 * L) ** 0.5 if small else 0.02) * jax.random.normal(keys(), x.shape)
-        return jnp.zeros_like(x) if "bias" in name else jnp.ones_like(x)
-
-    graph, params = nnx.split(model)
-    return nnx.merge(graph, jax.tree_util.tree_map_with_path(initial, params))
+    return GPT(CONFIG.model, make_policy(CONFIG.precision.roles), rngs=nnx.Rngs(seed))
 
 
 def loss(model: Any, batch: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ class FusedLayerNorm(model.LayerNorm):
         one_kernel: see `layer_norm`.
     """
 
-    def __init__(self, d: int, eps: float, *, bias: bool, one_kernel: bool) -> None:
-        super().__init__(d, eps, bias=bias)
+    def __init__(self, d: int, eps: float, *, one_kernel: bool, **rest: Any) -> None:
+        super().__init__(d, eps, **rest)
         self.one_kernel = one_kernel
 
     def __call__(self, x_RD: Array) -> Array:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from ..model import Linear
+from ..model import Linear, normal
 
 
 class LoRALinear(Linear):
@@ -15,8 +15,9 @@ class LoRALinear(Linear):
     def __init__(self, d_in: int, d_out: int, *, rank: int, scale: float, **rest: Any) -> None:
         super().__init__(d_in, d_out, **rest)
         self.scale = scale
-        self.lora_a = nnx.Param(jnp.zeros((d_in, rank)))
-        self.lora_b = nnx.Param(jnp.zeros((rank, d_out)))
+        dtype = self.policy.param_dtype
+        self.lora_a = nnx.Param(normal(rest["rngs"].params(), (d_in, rank), dtype))
+        self.lora_b = nnx.Param(jnp.zeros((rank, d_out), dtype))
 
     def __call__(self, x_RD: Array) -> Array:
         # Before the base: the last product of what remat recomputes is one that is not needed.

@@ -6,11 +6,12 @@ joined. The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
@@ -48,8 +49,11 @@ class RegatheringLoRALinear(LoRALinear, RegatheringLinear):
 class FeatureLayers(Layers):
     """The parts of a GPT under one resolved policy on one kind of device."""
 
-    def __init__(self, config: Config, dtypes: Dtypes, device: Capabilities, *, remat: str) -> None:
-        super().__init__(config.model, make_policy(dtypes.policy))
+    def __init__(
+        self, config: Config, dtypes: Dtypes, device: Capabilities, rngs: nnx.Rngs | None = None,
+        *, remat: str = "none",
+    ) -> None:  # fmt: skip
+        super().__init__(config.model, make_policy(dtypes.policy), rngs or nnx.Rngs(0))
         self.whole, self.dtypes, self.device = config, dtypes, device
         self.strict = config.precision.strict
         self.shared = config.mesh.fsdp > 1  # whether several devices share one model
@@ -58,11 +62,16 @@ class FeatureLayers(Layers):
         self.fused_norms = usual.name == CUDNN
 
     def embedding(self, n: int) -> Embedding:
-        return (SharedEmbedding if self.shared else Embedding)(n, self.config.d_model)
+        kind = SharedEmbedding if self.shared else Embedding
+        return kind(n, self.config.d_model, policy=self.policy, rngs=self.rngs)
 
     def linear(self, path: str, d_in: int, d_out: int, *, bias: bool) -> Linear:
         roles = self.dtypes.at(path)
-        rest: dict[str, Any] = {"policy": make_policy(roles), "product": self.product(roles)}
+        rest: dict[str, Any] = {
+            "policy": make_policy(roles),
+            "rngs": self.rngs,
+            "product": self.product(roles),
+        }
         regathers = self.regathers and path != "head"
         if rank := self.config.adapter_rank(path):
             rest |= {"rank": rank, "scale": self.config.lora_scale}
@@ -82,8 +91,8 @@ class FeatureLayers(Layers):
 
     def norm(self, d: int) -> Any:
         if self.config.norm == "layernorm" and self.device.platform != "cpu":
-            how: dict[str, Any] = {"bias": self.config.bias, "one_kernel": self.fused_norms}
-            return gpu.FusedLayerNorm(d, self.config.norm_eps, **how)
+            how: dict[str, Any] = {"bias": self.config.bias, "policy": self.policy}
+            return gpu.FusedLayerNorm(d, self.config.norm_eps, one_kernel=self.fused_norms, **how)
         return super().norm(d)
 
     def split_heads(self, y_BTHK: Array, ends: tuple[int, int]) -> list[Array]:
@@ -175,10 +184,16 @@ def make_model(
         plain: keep everything for the backward pass, layer by layer.
     """
     remat = "none" if plain else config.execution.remat
-    scan = scans_layers(config) and not plain
-    layers = FeatureLayers(config, dtypes, device, remat=remat)
-    make = partial(ScannedGPT if scan else GPT, config.model, layers, remat=remat)
-    return step.PureGPT(make, dtypes.param)
+    kind = ScannedGPT if scans_layers(config) and not plain else GPT
+
+    def make_layers(_model: object, _policy: object, rngs: nnx.Rngs) -> Layers:
+        return FeatureLayers(config, dtypes, device, rngs, remat=remat)
+
+    def make() -> GPT:
+        how: dict[str, Any] = {"rngs": nnx.Rngs(0), "remat": remat, "make_layers": make_layers}
+        return kind(config.model, make_policy(dtypes.policy), **how)
+
+    return step.PureGPT(make)
 
 
 def make_trainer(

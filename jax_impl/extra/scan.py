@@ -1,6 +1,7 @@
 """Stacked layers: one tree of parameters with a leading axis L, and a loop that XLA sees."""
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,13 @@ class ScannedGPT(GPT):
     """A GPT whose blocks are one block with stacked parameters, run by `jax.lax.scan`."""
 
     def make_blocks(self, layers: Layers) -> Any:
-        # The first block stands for all, which have the same formats.
-        make = lambda _: Block(self.config, layers, "blocks.0", remat=self.remat)  # noqa: E731
-        return nnx.vmap(make)(jnp.arange(self.config.n_layer))
+        def make(rngs: nnx.Rngs) -> Block:
+            drawing = copy(layers)
+            drawing.rngs = rngs
+            # The first block stands for all, which have the same formats.
+            return Block(self.config, drawing, "blocks.0", remat=self.remat)
+
+        return nnx.vmap(make)(layers.rngs.split(self.config.n_layer))
 
     def run_blocks(self, layer: Callable, x_RD: Array) -> Array:
         return scan_blocks(layer, nnx.split(self.blocks), x_RD, remat=self.remat)

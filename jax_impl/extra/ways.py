@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -46,17 +47,17 @@ def make_operation(
         name: attention, from the rows of queries, keys and values to rows; or matmul, the widest
             linear layer.
     """
-    layers = FeatureLayers(config, config.dtypes, known, remat="none")
     model, dtypes = config.model, config.dtypes
+    make_layers = partial(FeatureLayers, config, dtypes, known)
     rows = config.optim.batch_size * model.context
 
     def attention(qkv_RD: Array) -> Array:
-        return Attention(model, layers, "blocks.0.attn").mix_tokens(
-            qkv_RD, Positions(model.context)
-        )
+        layer = Attention(model, make_layers(), "blocks.0.attn")
+        return layer.mix_tokens(qkv_RD, Positions(model.context))
 
     def matmul(x_RD: Array, *weights: Array) -> Array:
-        up = layers.linear("blocks.0.mlp.up", model.d_model, model.d_mlp, bias=model.bias)
+        sizes = model.d_model, model.d_mlp
+        up = make_layers().linear("blocks.0.mlp.up", *sizes, bias=model.bias)
         return up.multiply(x_RD, *weights)
 
     run: Callable[..., Array]

@@ -96,9 +96,7 @@ def _matmul(config: Config, device: jax.Device) -> Callable[[], object]:
     from ..precision import compiler_options
 
     known = find_capabilities(device)
-    product = FeatureLayers(config, config.dtypes, known, remat="none").product(
-        config.dtypes.policy
-    )
+    product = FeatureLayers(config, config.dtypes, known).product(config.dtypes.policy)
     options = compiler_options(config.precision, known.platform)
     multiply = jax.jit(lambda x: product(x, x, None), compiler_options=options)
     x = jnp.ones((512, 512), config.dtypes.compute)

@@ -171,7 +171,7 @@ def test_jax_gathers_a_weight_that_devices_share(policy: str) -> None:
     """Its own part, then all of it; and of its gradient its part. Left to itself, XLA may divide
     the work by columns instead. A trace needs no devices."""
     config = toy(**DELAYED | {"policy": policy}, batch_size=2, mesh="fsdp=2")
-    layers = FeatureLayers(config, config.dtypes, Capabilities(platform="cpu"), remat="none")
+    layers = FeatureLayers(config, config.dtypes, Capabilities(platform="cpu"))
     linear = layers.linear("blocks.1.mlp.up", 32, 64, bias=False)
 
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:

@@ -111,7 +111,7 @@ def test_a_module_in_the_policy_s_own_format_is_any_other(
     fast: dict[str, Any] = {"numerics": "fast", "autotune": "matmul=ynnpack"}
     names = "blocks.0.attn.qkv", "head"
     config = toy(policy="bf16", formats="*=bf16,head=fp32", **fast)
-    rules: Any = jax_impl.extra.rules.FeatureLayers(config, config.dtypes, device, remat="none")
+    rules: Any = jax_impl.extra.rules.FeatureLayers(config, config.dtypes, device)
     usual, own = (rules.product(config.dtypes.at(name)) for name in names)
     assert (usual, own) == (jax_impl.extra.cpu.linear, jax_impl.functional.linear)
     fast["autotune"] = "matmul=onednn"

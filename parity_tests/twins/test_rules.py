@@ -1,10 +1,12 @@
 """A plain configuration gets the core alone, by `extra/rules.py`."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 import torch
@@ -13,13 +15,14 @@ from flax import nnx
 import jax_impl.extra.packed
 import jax_impl.extra.rules
 import jax_impl.model
+import jax_impl.step
 import torch_ref.extra.packed
 import torch_ref.extra.rules
 import torch_ref.model
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.devices import Capabilities
-from parity_tests.pair import FAMILIES, FRAMEWORKS, toy
+from parity_tests.pair import FAMILIES, FRAMEWORKS, random_batch, toy
 
 CPU = Capabilities(platform="cpu")
 # Attention is written out under fast numerics, too, and no bias is rounded before it is added.
@@ -77,6 +80,23 @@ def test_places_are_the_core_s_unless_rows_are_packed(framework: str) -> None:
     assert type(model.positions(Batch(tokens, tokens))) is package.model.Positions
     packed = model.positions(Batch(tokens, tokens, segments=tokens))
     assert type(packed) is package.extra.packed.Segments
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_alone_has_weights(family: str) -> None:
+    """Without a run: logits of an untrained model are small; weights are in the param dtype."""
+    config = toy(family, policy="bf16").model
+    batch = random_batch(2, config.context, vocab=config.vocab)
+    policy = jmp.get_policy("params=float32,compute=bfloat16,output=float32")
+    model = jax_impl.model.GPT(config, policy, rngs=nnx.Rngs(0))
+    assert {x.dtype.name for x in jax.tree.leaves(nnx.state(model, nnx.Param))} == {"float32"}
+    assert model(batch).dtype == jnp.bfloat16
+    embeddings = np.asarray(model.embed.weight[...])
+    assert abs(embeddings.std() - 0.02) < 0.002
+    assert abs(float(jax_impl.step.batch_loss(model, batch)) - math.log(config.vocab)) < 0.1
+    torch_batch = batch.map_arrays(lambda x: torch.from_numpy(x).long())
+    logits = torch_ref.model.GPT(config)(torch_batch)
+    assert logits.dtype == torch.float32 and logits.isfinite().all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -140,9 +140,13 @@ def make_model(
     Args:
         plain: keep everything for the backward pass.
     """
-    remat = "none" if plain else config.execution.remat
+    remat, output = "none" if plain else config.execution.remat, dtype(dtypes.output)
+
+    def make_layers(*_: object) -> Layers:
+        return FeatureLayers(config, dtypes, capabilities)
+
     with device:
-        model = GPT(config.model, FeatureLayers(config, dtypes, capabilities), remat=remat)
+        model = GPT(config.model, output, remat=remat, make_layers=make_layers)
     return model.to(dtype(dtypes.param))
 
 

@@ -12,7 +12,7 @@ from lockstep.data.batch import Batch
 from lockstep.weights.forward import WEIGHTS
 from lockstep.weights.onnx_export import FILE, INPUT, OUTPUT
 
-from ..model import GPT, Layers
+from ..model import GPT
 
 OPSET = 20  # of the operations that onnxruntime quantizes
 
@@ -35,7 +35,7 @@ def export(config: ModelConfig, weights: dict[str, Tensor]) -> Any:
     Returns:
         An `onnx.ModelProto`, without the places in our code that its nodes come from.
     """
-    model = Forward(config, Layers(config, torch.float32), remat="none").eval()
+    model = Forward(config).eval()
     model.load_state_dict(weights)
     sizes = {0: torch.export.Dim("B"), 1: torch.export.Dim("T", max=config.context)}
     program = torch.onnx.export(
