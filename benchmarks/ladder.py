@@ -12,7 +12,6 @@ from lockstep.judge import tolerances
 from lockstep.judge.tolerances import Tolerance
 from lockstep.parity.catalogue import BY_NAME
 from lockstep.parity.ladder import RUNGS
-from lockstep.parity.machines import ANOTHER_JAX, MACHINES
 from lockstep.parity.matrix import FACTORS
 from lockstep.parity.power import SMALLEST, mark
 from lockstep.parity.sensitivity import rank, removed_share, sentence
@@ -23,12 +22,6 @@ Rows = dict[str, Row]  # by name
 ORDER = ("", "equal", "inconclusive", "different", "failed")
 SHOWN = {"equal": "equal", "inconclusive": "inconclusive", "different": "**different**"}
 CURVES = 8
-# What is not a policy's seeds, and its parts.
-ALSO = {
-    "variants": ("rewrites",),
-    "simulated machines": tuple(MACHINES),
-    "another JAX": (ANOTHER_JAX,),
-}
 
 
 def summarise(outcomes: Iterable[Row]) -> Rows:
@@ -149,19 +142,17 @@ def _size(row: Row | None) -> str:
 
 def specificity(rows: Rows) -> str:
     """False positives and climbs, and the figure of each rule that came nearest to its bound."""
-    recorded = {row["part"] for row in rows.values()}
-    also = {what: parts for what, parts in ALSO.items() if recorded & {*parts}}
     lines = []
     for rung in RUNGS:
         for policy in FACTORS["policy"]:
             columns = [
-                [rows[name] for part in parts if (name := f"{part} {rung.number} {policy}") in rows]
-                for parts in ((policy,), *also.values())
+                [rows[name]] if (name := f"{part} {rung.number} {policy}") in rows else []
+                for part in (policy, "rewrites")
             ]
             if any(columns):
                 nearest = _nearest([cell for column in columns for cell in column])
                 lines.append([str(rung), policy, *map(_alarms, columns), nearest])
-    tried = (f"false positives, {what}" for what in ("fresh seeds", *also))
+    tried = (f"false positives, {what}" for what in ("fresh seeds", "variants"))
     head = ["rung", "policy", *tried, "maximum, and its tolerance"]
     return markdown(head, lines)
 

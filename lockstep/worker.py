@@ -207,7 +207,9 @@ class ForkServer:
 running: OrderedDict[tuple[Any, ...], ForkServer] = OrderedDict()  # the last asked is the last
 
 
-def fork_server(service: str, word: str, changes: Mapping[str, str], python: str) -> ForkServer:
+def fork_server(
+    service: str, word: str, changes: Mapping[str, str], python: str = sys.executable
+) -> ForkServer:
     """Returns the server of these arguments, started if it is not running."""
     others = {name: x for name, x in changes.items() if os.environ.get(name) != x}
     key = service, word, python, *sorted(others.items())  # what is so already asks for no other one

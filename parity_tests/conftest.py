@@ -20,7 +20,6 @@ import pytest
 from benchmarks import ladder
 from lockstep import results
 from lockstep.config.kinds import COMPARED
-from lockstep.parity.machines import MACHINES, lacking
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
 from parity_tests import kept, tiers
@@ -69,8 +68,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
     group.addoption("--device", default="cpu", choices=COMPARED, help="where the rungs run")
-    group.addoption("--machine", metavar="NAME", choices=MACHINES,
-                    help="simulate another CPU: sse-1 ... avx512-4")  # fmt: skip
     group.addoption("--full", action="store_true", help="the whole matrix, not a pairwise covering")
     group.addoption("--quick", action="store_true", help="a minute of tests: make quick")
     group.addoption("--rest", action="store_true", help="what make test leaves to make test-rest")
@@ -84,10 +81,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", tiers.MARK)
     if sum(config.getoption(name) for name in ("--quick", "--rest", "--full")) > 1:
         raise pytest.UsageError("--quick, --rest, --full: each is a command of its own; give one")
-    if name := config.getoption("--machine"):
-        if flag := lacking(name):
-            raise pytest.UsageError(f"--machine {name}: this CPU has no {flag}; use another")
-        os.environ |= MACHINES[name]
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if not config.getoption("--full"):  # docs/decisions/housekeeping.md
@@ -211,7 +204,7 @@ def pytest_runtest_makereport(
     """Skips what a twin cannot do on this machine, where the twin says so."""
     report = yield
     said = report.failed and NO_FLOAT16 in report.longreprtext + report.capstderr
-    if said and (item.config.getoption("--machine") or not _has_f16c()):
+    if said and not _has_f16c():
         report.outcome, report.longrepr = "skipped", (str(item.path), 0, NO_FLOAT16)
     return report
 

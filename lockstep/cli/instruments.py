@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from lockstep.flags import (
 )
 from lockstep.judge.verdict import Verdict
 from lockstep.parity import catalogue, curves, power, sensitivity, specificity
-from lockstep.parity.machines import MACHINES
 from lockstep.run import directory
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig)
@@ -88,15 +86,13 @@ def _add_power(commands: Any) -> None:
 def _add_specificity(commands: Any) -> None:
     sub = add_command(
         commands, "specificity", _specificity,
-        "Climbs the rungs with fresh seeds, with semantics-preserving variants of\n"
-        "either twin and on simulated machines, and counts false positives.",
+        "Climbs the rungs with fresh seeds and with semantics-preserving variants of\n"
+        "either twin, and counts false positives.",
     )  # fmt: skip
-    sub.add_argument("parts", metavar="PART", nargs="*",
-                     help=f"{', '.join(specificity.SEEDED)}, rewrites, machines, or one of these: "
-                     f"{', '.join(MACHINES)} (default: all)")  # fmt: skip
+    parts = ", ".join(specificity.PARTS)
+    sub.add_argument("parts", metavar="PART", nargs="*", help=f"{parts} (default: all)")
     add_number(sub, "--seeds", 20, "seeds of weights and batches for every rung")
     add_number(sub, "--curve-seeds", 50, "seeds for rung 8, the curves")
-    add_text(sub, "--python", "PATH", "another JAX, as one more machine (default: none)")
     _add_device_and_out(sub)
 
 
@@ -137,12 +133,9 @@ def _power(given: argparse.Namespace) -> int:
 def _specificity(given: argparse.Namespace) -> int:
     require_range("--seeds", given.seeds, 1)
     require_range("--curve-seeds", given.curve_seeds, 1)
-    runs = not given.python or shutil.which(given.python)
-    require(bool(runs), "--python", given.python, "not an executable file; give an interpreter's")
     quiet = specificity.run(
-        given.parts, given.seeds, given.curve_seeds, read_device(given), _out_file(given), _say,
-        given.python,
-    )  # fmt: skip
+        given.parts, given.seeds, given.curve_seeds, read_device(given), _out_file(given), _say
+    )
     return DONE if quiet else FAILED
 
 

@@ -3,7 +3,7 @@
 In float64 a tolerance follows from the format and the number of roundings. Below it, a gap is held
 against noise that is measured where the test runs (`lockstep.judge.noise`): what stays constant is
 a factor on that noise, and a floor that follows from the formats.
-`lockstep specificity` measures the largest figure over seeds, rewrites and simulated machines.
+`lockstep specificity` measures the largest figure over seeds and rewrites.
 """
 
 from dataclasses import dataclass

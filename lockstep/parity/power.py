@@ -23,6 +23,7 @@ from lockstep.parity.ladder import RUNGS, Rung, climb, verdict
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
+from lockstep.process import ONE_THREAD
 
 STEPS = 24  # of a whole run: what a bug does to a curve it does early
 CRASH = "crash"  # the sick process ended: the bug itself is broken, nothing was caught
@@ -39,7 +40,8 @@ SMALLEST = 48  # halvings of 1/4
 
 def healthy() -> dict[str, Side]:
     return {
-        framework: Side(framework, module, small=True) for framework, module in GPT.modules.items()
+        framework: Side(framework, module, environment=ONE_THREAD)
+        for framework, module in GPT.modules.items()
     }
 
 

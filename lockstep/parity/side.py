@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from lockstep.extras import require_framework
 from lockstep.model.params import Arrays
 from lockstep.model.state import TrainState
 from lockstep.parity import wire
-from lockstep.process import NO_CHANGE, ONE_THREAD
+from lockstep.process import NO_CHANGE
 from lockstep.worker import Channel, Worker, fork_server
 from lockstep_recorder.wire import Message, group
 
@@ -58,9 +57,7 @@ class Side:
         *,
         variant: str = "",
         remember: bool = True,
-        small: bool = False,
-        environment: Mapping[str, str] | None = None,
-        python: str = sys.executable,
+        environment: Mapping[str, str] = NO_CHANGE,
     ) -> None:
         """Starts nothing; the process starts with the first question.
 
@@ -68,19 +65,15 @@ class Side:
             module: has `build(config) -> Twin`.
             variant: a planted bug or a rewrite that the process has from its start to its end.
             remember: keep the answers, the latest `KEPT` bytes of them.
-            small: compute on one thread.
-            environment: variables of the process, such as a simulated machine's.
-            python: its interpreter.
+            environment: variables of the process, such as the number of threads.
 
         Raises:
             UserError: a package of the framework is not installed.
         """
-        if python == sys.executable:
-            require_framework(framework)
+        require_framework(framework)
         self.framework, self.module, self.variant = framework, module, variant
         self.remember = remember
-        self.environment = {**(ONE_THREAD if small else {}), **(environment or {})}
-        self.python = python
+        self.environment = environment
         self.sound = self  # of a mutant, the side that it was made of
         self.worker: Worker | None = None
         self.answers: OrderedDict[bytes, Message] = OrderedDict()
@@ -90,7 +83,7 @@ class Side:
         """Makes this side with a planted bug or a rewrite, in a separate process."""
         made = Side(
             self.framework, self.module, variant=variant, remember=remember,
-            environment=self.environment, python=self.python,
+            environment=self.environment,
         )  # fmt: skip
         made.sound = self.sound
         return made
@@ -193,7 +186,7 @@ class Side:
         return self.worker.receive()
 
     def _fork(self, changes: Mapping[str, str] = NO_CHANGE) -> Channel:
-        server = fork_server(SERVICE, self.module, self.environment, self.python)
+        server = fork_server(SERVICE, self.module, self.environment)
         return server.fork(self.variant, changes=changes)
 
     def close(self) -> None:

@@ -1,11 +1,10 @@
 """`lockstep specificity`: the false-positive rate of the ladder on correct programs.
 
-Fresh seeds, semantics-preserving variants of one twin, and simulated machines: all must be equal.
+Fresh seeds and semantics-preserving variants of one twin: all must be equal.
 The largest figure of each rule is kept beside its tolerance.
 """
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,15 +18,14 @@ from lockstep.parity import matrix, power
 from lockstep.parity.case import Case
 from lockstep.parity.catalogue import REWRITES
 from lockstep.parity.ladder import RUNGS, climb
-from lockstep.parity.machines import ANOTHER_JAX, MACHINES, lacking
-from lockstep.parity.pair import GPT, gpt
+from lockstep.parity.pair import gpt
 from lockstep.parity.side import Side, closing_all
 from lockstep.parity.toy import require_devices
 
 SEEDED = ("fp64", "fp32", "bf16", "fp16")  # fresh seeds under a policy
-PARTS = (*SEEDED, "rewrites", *MACHINES)
+PARTS = (*SEEDED, "rewrites")
 CURVES = 8  # the rung that is tried with most seeds
-POLICIES, NUMERIC_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}  # of rewrites and machines
+POLICIES, NUMERIC_RUNGS = ("fp64", "fp32", "bf16"), {2, 3, 4, 8}  # of rewrites
 # One of each family; scanned and unrolled layers, with remat and without. Small: many are run.
 ROWS: tuple[matrix.Row, ...] = (
     {"model": "tiny", "layers": "unroll", "remat": "none", "accum": 2, "steps": 24},
@@ -61,36 +59,30 @@ class AlarmRecord:
                 }  # fmt: skip
 
 
-def run(names: list[str], seeds: int, curve_seeds: int, device: str, out: Path | None,
-        say: Callable[[str], None], python: str = "") -> bool:  # fmt: skip
+def run(
+    names: list[str],
+    seeds: int,
+    curve_seeds: int,
+    device: str,
+    out: Path | None,
+    say: Callable[[str], None],
+) -> bool:
     """Prints the tried cases and each false alarm; returns whether there was none.
 
     Args:
-        names: of `PARTS`, or "machines" for all that this CPU can simulate; none stands for all.
-            The other parts of `out` stay.
+        names: of `PARTS`; none stands for all. The other parts of `out` stay.
         seeds: for every rung.
         curve_seeds: for rung 8.
-        python: an interpreter with another JAX: one machine more, tried beside all or "machines".
     """
     for name in names:
-        known = (*SEEDED, "rewrites", "machines", *MACHINES)
-        require(name in known, "PART", name, f"unknown; use {', '.join(known)}")
-        require(not (flag := lacking(name)), "PART", name, f"this CPU has no {flag}; use another")
-    simulated = [*MACHINES, *[ANOTHER_JAX] * bool(python)]
-    wanted = [
-        part
-        for name in names or [*SEEDED, "rewrites", "machines"]
-        for part in (simulated if name == "machines" else [name])
-    ]
+        require(name in PARTS, "PART", name, f"unknown; use {', '.join(PARTS)}")
     others = power.healthy()
     quiet = True
-    for name in filter(lacking, wanted):
-        say(f"{name}: not run, this CPU has no {lacking(name)}")
     with closing_all(others.values()):
         require_devices(others.values(), device)
-        for name in itertools.filterfalse(lacking, wanted):
+        for name in names or PARTS:
             record, began = AlarmRecord(), time.perf_counter()
-            for tried in cases(name, seeds, curve_seeds, others, device, python):
+            for tried in cases(name, seeds, curve_seeds, others, device):
                 _climb(*tried, record, say)
             climbs = sum(cell["climbs"] for row in record.rungs.values() for cell in row.values())
             say(f"{name}: {len(record.alarms)} false alarms in {climbs} climbs")
@@ -133,15 +125,10 @@ def _climb(
 Cases = Iterator[tuple[str, Case, set[int]]]
 
 
-def cases(
-    part: str, seeds: int, curve_seeds: int, others: dict[str, Side], device: str, python: str = ""
-) -> Cases:
+def cases(part: str, seeds: int, curve_seeds: int, others: dict[str, Side], device: str) -> Cases:
     """Lists the cases that are tried, and their rungs."""
     if part == "rewrites":
         yield from _rewritten(others, device)
-        return
-    if part == ANOTHER_JAX or part in MACHINES:
-        yield from _on_machine(part, seeds, device, python)
         return
     every, (a, b) = {rung.number for rung in RUNGS}, others.values()
     last = seeds if part == "fp64" else max(seeds, curve_seeds)  # its curves have one bound only
@@ -160,19 +147,3 @@ def _rewritten(others: dict[str, Side], device: str) -> Cases:
             for policy, row in zip(POLICIES, turns):
                 case = power.against(sick, others, {**row, "policy": policy}, device)
                 yield f"{row['model']}, {framework} with {name}", case, NUMERIC_RUNGS
-
-
-def _on_machine(name: str, seeds: int, device: str, python: str) -> Cases:
-    """Lists cases on a simulated machine, or with another JAX; the families take turns."""
-    environment = MACHINES.get(name, {})
-    pythons = (sys.executable if environment else python, sys.executable)
-    a, b = (
-        Side(framework, module, environment=environment, python=python)
-        for (framework, module), python in zip(GPT.modules.items(), pythons, strict=True)
-    )
-    with closing_all((a, b)):
-        for policy, (family, row) in itertools.product(POLICIES, enumerate(ROWS)):
-            config = matrix.config({**row, "policy": policy}, device)
-            for seed in range(family, seeds, len(ROWS)):  # its programs are compiled once
-                case = Case(pair=gpt(row), a=a, b=b, config=config, seed=seed)
-                yield f"{name}, {row['model']}, seed {seed}", case, NUMERIC_RUNGS

@@ -29,9 +29,8 @@ class World(Side):
 
     def __init__(self, home: Side, mesh: Mesh) -> None:
         super().__init__(
-            home.framework, home.module, variant=home.variant, environment=home.environment,
-            python=home.python,
-        )  # fmt: skip
+            home.framework, home.module, variant=home.variant, environment=home.environment
+        )
         self.mesh = mesh
         self.ranks: list[Worker] = []
         self.apart: list[str] = []

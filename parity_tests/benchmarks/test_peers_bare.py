@@ -31,7 +31,7 @@ from lockstep.parity.case import Case
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side, Steps, closing_all
 from lockstep.parity.trajectories import train_program
-from lockstep.process import ROOT
+from lockstep.process import ONE_THREAD, ROOT
 from parity_tests.house.test_neutrality import imports_of, public_names
 from parity_tests.pair import perturbed, run, start, toy
 from parity_tests.tiers import tier
@@ -53,7 +53,8 @@ Sides = dict[str, Side]
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[Sides]:
-    sides = {name: Side(name, module, small=True) for name, module in PAIR.modules.items()}
+    modules = PAIR.modules.items()
+    sides = {name: Side(name, module, environment=ONE_THREAD) for name, module in modules}
     with closing_all(sides.values()):
         yield sides
 

@@ -14,6 +14,7 @@ from lockstep.parity import sensitivity
 from lockstep.parity.greedy_islands import _choose, shorten
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from lockstep.process import ONE_THREAD
 from lockstep.run import directory
 from parity_tests.pair import toy
 from parity_tests.tiers import tier
@@ -94,7 +95,9 @@ def test_a_whole_kind_is_one_pattern() -> None:
 def test_no_kind_within_the_budget_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors are measured; times are made up, since measured ones are not the same twice."""
     monkeypatch.setattr(sensitivity, "times", made_up_times())
-    with closing(Side("torch", GPT.modules["torch"], remember=False, small=True)) as side:
+    with closing(
+        Side("torch", GPT.modules["torch"], remember=False, environment=ONE_THREAD)
+    ) as side:
         chosen = _choose(side, CONFIG, 0.07, 0.0)
         case = sensitivity.strict_case(side, side, CONFIG)
         error = sensitivity.error_of(side, case)

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from lockstep.data.batch import blank_window
-from lockstep.errors import UserError
 from lockstep.judge.verdict import Verdict, check_bound
-from lockstep.parity import catalogue, machines, power, specificity
+from lockstep.parity import catalogue, power
 from lockstep.parity.catalogue import BUGS, REWRITES, Bug
 from lockstep.parity.ladder import RUNGS, WORLDS, climb
-from lockstep.parity.machines import MACHINES
 from lockstep.parity.side import Side
 from lockstep.parity.specificity import PARTS, AlarmRecord, cases
 from lockstep.parity.toy import start, toy
@@ -159,9 +157,6 @@ def test_a_false_alarm_is_counted() -> None:
 def test_every_seed_is_climbed_and_the_curves_more_often() -> None:
     others = power.healthy()  # of which none is asked, so no process starts
     tried = {part: list(cases(part, 4, 6, others, "cpu")) for part in PARTS}
-    for machine in MACHINES:
-        assert len(tried[machine]) == 4 * 3  # seeds times policies
-        assert {case.a.environment["NPROC"] for _, case, _ in tried.pop(machine)} == {machine[-1]}
     rewritten = [(case.config.model.model, case.config.precision.policy, what.split(", ")[1])
                  for what, case, _ in tried.pop("rewrites")]  # fmt: skip
     assert len(rewritten) == len(set(rewritten)) == sum(map(len, REWRITES.values())) * 3
@@ -191,22 +186,3 @@ def test_names_of_bugs_are_unique() -> None:
 def test_every_bug_is_planted_in_what_exists() -> None:
     for bug in BUGS:
         bug.make()
-
-
-def test_a_machine_is_a_process_with_its_limits() -> None:
-    """Each library is told in its own words, and no two machines are told the same."""
-    told = [tuple(sorted(environment.items())) for environment in MACHINES.values()]
-    assert len(set(told)) == len(MACHINES) == 12
-
-
-def test_a_machine_beyond_this_cpu_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ATen would run what the CPU has not."""
-    said: list[str] = []
-    monkeypatch.setattr(machines, "cpu", lambda: {"flags": ["avx2"]})
-    monkeypatch.setattr(specificity, "cases", lambda *how: [])
-    assert specificity.run(["machines"], 1, 1, "cpu", None, said.append)
-    beyond = [line.partition(":")[0] for line in said if "this CPU has no avx512f" in line]
-    tried = [line.partition(":")[0] for line in said if "0 climbs" in line]
-    assert beyond == ["avx512-1", "avx512-2", "avx512-4"] and len(tried) == 9
-    with pytest.raises(UserError, match="^PART avx512-2: this CPU has no avx512f; use another$"):
-        specificity.run(["avx512-2"], 1, 1, "cpu", None, said.append)

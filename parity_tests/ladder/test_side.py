@@ -3,7 +3,6 @@
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -61,7 +60,7 @@ def test_an_error_has_its_last_frames(capfd: pytest.CaptureFixture[str]) -> None
 
 
 def server_process(changes: dict[str, str]) -> subprocess.Popen[bytes]:
-    return worker.fork_server("no.service", "", changes, sys.executable).process
+    return worker.fork_server("no.service", "", changes).process
 
 
 def test_as_many_fork_servers_run_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
