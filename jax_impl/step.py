@@ -9,7 +9,6 @@ moments and schedule do not change, and the loss scale shrinks. Other policies h
 there `lockstep/train/loop.py` stops the run.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from jax import Array
 
 from lockstep.config import Config
 from lockstep.data.batch import Batch
-from lockstep.model.params import decays, first_nonfinite
+from lockstep.model.params import decays
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
@@ -194,11 +193,7 @@ class Trainer:
             loss, norm, updates, scale, skipped = (x.item() for x in scalars)
             rate = float(self.rates[updates])
             norms = dict(zip(self.names, norms.tolist(), strict=True))
-            if math.isfinite(norm):
-                return StepResult(loss, norm, rate, scale, skipped, norms=norms)
-            finite = {name: math.isfinite(norm) for name, norm in norms.items()}
-            nonfinite = first_nonfinite(finite.items(), self.config.model)
-            return StepResult(loss, norm, rate, scale, skipped, nonfinite)
+            return StepResult(loss, norm, rate, scale, skipped, norms)
 
         return wait
 

@@ -31,8 +31,7 @@ class StepResult(NamedTuple):
     lr: float
     loss_scale: float  # the one used in this step
     skipped: bool
-    nonfinite: str = ""  # the module whose gradient is the backward pass's first that is not finite
-    norms: Mapping[str, float] = {}
+    norms: Mapping[str, float] = {}  # by tensor; not finite where the gradient is not
 
 
 class BatchTrace(NamedTuple):

@@ -8,7 +8,6 @@ moments and schedule do not change, and the loss scale shrinks. Other policies h
 there `lockstep/train/loop.py` stops the run.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
-from lockstep.model.params import first_nonfinite
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
@@ -127,11 +125,7 @@ class Trainer:
                 copied.synchronize()
             loss, norm, *each = host.tolist()
             norms = dict(zip(self.names, each, strict=True))
-            if math.isfinite(norm):
-                return StepResult(loss, norm, rate, scale, skipped, norms=norms)
-            finite = {name: math.isfinite(norm) for name, norm in norms.items()}
-            nonfinite = first_nonfinite(finite.items(), self.config.model)
-            return StepResult(loss, norm, rate, scale, skipped, nonfinite)
+            return StepResult(loss, norm, rate, scale, skipped, norms)
 
         return wait
 

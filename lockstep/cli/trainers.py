@@ -23,7 +23,7 @@ from lockstep.weights.source import LONGEST
 
 MAY_CHANGE = (
     "steps", "policy", "eval_every", "eval_batches", "save_every", "keep", "max_skips",
-    "debug_nans", "device", "mesh", "autotune",
+    "device", "mesh", "autotune",
 )  # fmt: skip
 OTHER_WAYS = {"policy", "device", "mesh"}  # with another of these another way may be the fastest
 MAY_CHANGE_FLAGS = ", ".join(map(flag_name, MAY_CHANGE))

@@ -24,6 +24,7 @@ from lockstep.errors import require
 from lockstep.formats.table import RECIPES
 
 ADDED = {"run": {"autotune": autotune.NONE}}  # by section, what release 0.1.0 did not write
+REMOVED = {"run": {"debug_nans"}}  # by section, what release 0.2.0 wrote
 MOST_TOKENS = 2**26  # of a step or an evaluation, which are drawn at once
 
 
@@ -47,7 +48,6 @@ class Config:
         require(not measured, autotune.FLAG, self.run.autotune, remedy)
         for name, on in (
             ("--compile", self.execution.compile),
-            ("--debug-nans", self.run.debug_nans),
             ("--loss-chunks", self.execution.loss_chunks != "1" and self.execution.loss_chunks),
         ):
             remedy = f"is for one device, not for --mesh {self.mesh}; drop it or use --mesh data=1"
@@ -209,6 +209,7 @@ class Config:
         for name, kind in kinds.items():
             types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
             fields = {**ADDED.get(name, {}), **sections[name]}
+            fields = {k: v for k, v in fields.items() if k not in REMOVED.get(name, ())}
             require_fields(f"config {name}", fields, types)
             parts[name] = kind(**fields)  # type: ignore[operator]
         return cls(**parts)

@@ -238,9 +238,6 @@ class RunConfig:
     save_every: int = flag(100, "how often to save; 0: only the last step", unit="steps")
     keep: int = flag(2, "how many checkpoints to keep, the newest; and the best evaluated one")
     max_skips: int = flag(50, "stop after so many steps in a row that the loss scale skipped")
-    debug_nans: bool = flag(
-        False, "if a run diverges, take the step again from the last checkpoint and name the layer"
-    )
     device: str = flag("auto", "where to run", choices=CHOICES)
     autotune: str = flag(
         autotune.NONE,

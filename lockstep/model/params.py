@@ -7,7 +7,7 @@ by these names.
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -66,20 +66,6 @@ def intermediates(model: ModelConfig) -> list[str]:
         [*(f"blocks.{i}.{part}" for part in inside), f"blocks.{i}"] for i in range(model.n_layer)
     )
     return ["embed", *(name for block in blocks for name in block), "norm", "logits"]
-
-
-def first_nonfinite(finite: Iterable[tuple[str, bool]], model: ModelConfig) -> str:
-    """Finds the module whose gradient is the first of the backward pass that is not finite.
-
-    Args:
-        finite: tensors' names, and whether their gradients are finite.
-
-    Returns:
-        Its name; "" where all are finite.
-    """
-    order = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes(model)))
-    modules = {name.rpartition(".")[0] for name, is_finite in finite if not is_finite}
-    return max(modules, key=order.index, default="")
 
 
 def norms_by_module(norms: Mapping[str, float], model: ModelConfig) -> dict[str, float]:

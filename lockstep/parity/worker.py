@@ -108,7 +108,7 @@ class Server:
         given = blank_others(given, twin)
         results = [twin.step(twin.place(window))() for window in given.split()]
         counters, arrays = wire.pack(twin.state())
-        numbers = [f for f in StepResult._fields if f not in ("nonfinite", "norms")]
+        numbers = [f for f in StepResult._fields if f != "norms"]
         curves = {f: [getattr(result, f) for result in results] for f in numbers}
         return {"state": counters, "curves": curves, "about": twin.describe()}, arrays
 

@@ -15,7 +15,8 @@ from lockstep.model import flops, params
 from lockstep.model.state import TrainState
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import lints, loss_scale, nonfinite
+from lockstep.train import lints, loss_scale
+from lockstep.train.nonfinite import first_nonfinite
 from lockstep.train.options import Watching
 from lockstep.train.stopping import StopSignal
 from lockstep.twin import StepResult, Twin
@@ -30,17 +31,13 @@ LOWER = "start again with a lower --lr or a wider --policy"
 class Diverged(Exception):
     """The loss or the gradient became non-finite where no loss scale can help."""
 
-    def __init__(
-        self, problem: str, *, step: int, good: int, remedy: str, evaluation: bool = False
-    ) -> None:
+    def __init__(self, problem: str, *, good: int, remedy: str) -> None:
         """
         Args:
-            step: the first step whose numbers are not finite.
             good: the last step after which the weights gave a finite loss.
-            evaluation: whether it was not the step but the evaluation before it.
         """
         super().__init__(problem)
-        self.step, self.good, self.remedy, self.evaluation = step, good, remedy, evaluation
+        self.good, self.remedy = good, remedy
 
 
 class Pace:
@@ -165,7 +162,7 @@ class Loop:
         seen = lints.after_a_step(self.config, self.twin) if self.done == self.first + 1 else []
         for line in (*self.scale.lines(self.done, result), *seen):
             self.display.say(line)
-        if _due(self.done, self.watching.norms):
+        if _due(self.done, self.watching.norms) and math.isfinite(result.grad_norm):
             self.write_norms(result)
         self.require_finite(result)
         steps_a_second = (self.done - self.first) / (now - self.began)
@@ -197,20 +194,16 @@ class Loop:
     def require_finite(self, result: StepResult) -> None:
         """Raises Diverged if continuing is useless."""
         if self.scale.hopeless:
-            raise Diverged(
-                self.scale.problem(),
-                step=self.done, good=self.scale.before, remedy=loss_scale.REMEDY,
-            )  # fmt: skip
+            raise Diverged(self.scale.problem(), good=self.scale.before, remedy=loss_scale.REMEDY)
         # A loss scale has no floor: too low, it becomes 0.
         scale_helps = self.config.precision.roles.loss_scaling and result.loss_scale > 0
         if not scale_helps and not math.isfinite(result.loss + result.grad_norm):
-            gradient = f"the gradient of {result.nonfinite}" if result.nonfinite else "the gradient"
-            first = gradient if math.isfinite(result.loss) else "the loss"
             raise Diverged(
                 f"step {self.done}: loss {result.loss}, grad norm {result.grad_norm}; "
-                f"first non-finite: {first}",
-                step=self.done, good=self.done - 2, remedy=LOWER,
-            )  # fmt: skip
+                f"first non-finite: the {first_nonfinite(result, self.config.model)}",
+                good=self.done - 2,
+                remedy=LOWER,
+            )
 
     def evaluate(self) -> None:
         held_out = batches.validation(self.config, self.data.val, self.local_rows)
@@ -222,18 +215,8 @@ class Loop:
         scaled = precision.roles.loss_scaling or precision.eval_roles.loss_scaling
         if not scaled and not math.isfinite(loss):
             raise Diverged(
-                f"step {self.done}: validation loss {loss}",
-                step=self.done + 1, good=self.done - 1, remedy=LOWER, evaluation=True,
-            )  # fmt: skip
-
-    def locate_nonfinite(self, start: TrainState, bad: Diverged) -> str:
-        """Locates the first non-finite tensor: replays steps from a state, checks the bad one."""
-        nonfinite.replay(self.twin, self.config, self.data, start, bad.step)
-        if bad.evaluation:
-            window = batches.validation(self.config, self.data.val)
-        else:
-            window = batches.of_step(self.config, self.data.train, bad.step - 1)
-        return nonfinite.first_bad_tensor(self.twin, window)
+                f"step {self.done}: validation loss {loss}", good=self.done - 1, remedy=LOWER
+            )
 
 
 def _due(step: int, every: int) -> bool:

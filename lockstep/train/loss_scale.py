@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.config import Config
 from lockstep.model.state import TrainState
+from lockstep.train.nonfinite import first_nonfinite
 from lockstep.twin import StepResult
 
 REMEDY = "use --policy bf16 or a lower --lr, or allow more with --max-skips"
@@ -36,7 +37,7 @@ class ScaleWatch:
 
     def __init__(self, config: Config, scale: float, rows: list[dict[str, Any]]) -> None:
         """`rows`: those of the log so far, for a run that is stopped and resumed amid skips."""
-        self.config, self.scale = config.precision, scale
+        self.config, self.model, self.scale = config.precision, config.model, scale
         self.most, self.enabled = config.run.max_skips, config.precision.roles.loss_scaling
         self.skipped: list[tuple[int, StepResult]] = []  # the last ones in a row
         self.before = 0  # the last step that was not skipped
@@ -65,7 +66,9 @@ class ScaleWatch:
         if result.skipped:
             self.scale /= self.config.loss_scale_factor
             moved = f"scale {_format(result.loss_scale)} -> {_format(self.scale)}"
-            lines.append(f"{moved}, step {step} skipped: non-finite {_cause(result)}")
+            lines.append(
+                f"{moved}, step {step} skipped: non-finite {first_nonfinite(result, self.model)}"
+            )
         return lines
 
     @property
@@ -80,14 +83,8 @@ class ScaleWatch:
             else "the weights have grown until the gradient overflows at any scale"
         )
         fell = f"the scale fell from {_format(start.loss_scale)} to {_format(self.scale)}"
-        what = f"non-finite {_cause(end)}; likely cause: {cause}"
+        what = f"non-finite {first_nonfinite(end, self.model)}; likely cause: {cause}"
         return f"steps {first} to {last}: all skipped, {fell}, {what}"
-
-
-def _cause(result: StepResult) -> str:
-    if not math.isfinite(result.loss):
-        return "loss"
-    return f"gradient in {result.nonfinite}" if result.nonfinite else "gradient"
 
 
 def _format(scale: float) -> str:

@@ -20,7 +20,7 @@ from lockstep.model.state import TrainState, initial_state
 from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
-from lockstep.train import closing, lints, loss_scale, nonfinite
+from lockstep.train import closing, lints, loss_scale
 from lockstep.train.loop import Diverged, Loop, Rows
 from lockstep.train.options import Watching
 from lockstep.train.track import Tracker
@@ -143,7 +143,8 @@ def _run_loop(
             status = loop.run()
     except Diverged as error:
         if out:
-            print(f"error: {_explain(error, loop, out)}", file=sys.stderr)
+            good = checkpoint.newest(out, up_to=error.good)
+            print(f"error: {error}; {good}; {error.remedy}", file=sys.stderr)
         return DIVERGED
     if status == STOPPED and out:
         display.say(
@@ -156,19 +157,6 @@ def _run_loop(
             seconds = loop.pace.last - loop.began
             display.say(closing.text(config, twin, out, loop.losses, seconds, sample))
     return status
-
-
-def _explain(error: Diverged, loop: Loop, out: Path) -> str:
-    """Say what happened, what is saved and what to do; with --debug-nans where it began."""
-    parts, remedy = [str(error)], error.remedy
-    if loop.config.run.debug_nans:
-        before = nonfinite.state_before(out, error.step) or _first_state(loop.config)
-        loop.display.say(f"--debug-nans: from step {before.step} again, to find where")
-        found = loop.locate_nonfinite(before, error)
-        parts.append(f"on replay {found} is the first" if found else "not reproduced on replay")
-    else:
-        remedy += "; --debug-nans, with --resume too, names the layer"
-    return "; ".join((*parts, checkpoint.newest(out, up_to=error.good), remedy))
 
 
 def restore(
@@ -221,7 +209,7 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
         data = corpus.load(**vars(config.data))
         corpus.require_tokenizer(config.data.data, config.data.tokenizer)
         corpus.check(data, config.model.vocab, config.model.context, config.run.init)
-        return data, _first_state(config), []
+        return data, initial_state(config, init.weights(config)), []
     data = load_data(config, resumed)
     notices: list[str] = []
     state = restore(config, resumed, notices.append)
@@ -232,10 +220,6 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
             f"give --steps more than {state.step}"
         )
     return data, state, [*notices, f"resuming {resumed} after step {state.step}"]
-
-
-def _first_state(config: Config) -> TrainState:
-    return initial_state(config, init.weights(config))
 
 
 # The calls by which each twin scales the loss, accumulates and recomputes.

@@ -98,3 +98,16 @@ def test_json_round_trip() -> None:
     for preset in PRESETS:
         config = from_flags({"model": preset, "policy": "fp16"}, accelerator=False)
         assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_configs_of_earlier_releases_are_read() -> None:
+    """Release 0.2.0 wrote debug_nans; release 0.1.0 did, too, and wrote no autotune."""
+    config = from_flags({"model": "tiny"}, accelerator=False).replace(autotune="attention=blocks")
+    written = config.to_json()
+    written["run"]["debug_nans"] = False
+    assert Config.from_json(written) == config
+    del written["run"]["autotune"]
+    assert Config.from_json(written) == config.replace(autotune="none")
+    del written["run"]["device"]
+    with pytest.raises(UserError, match="config run device: missing"):
+        Config.from_json(written)

@@ -68,7 +68,6 @@ TRAINER: list[tuple[str, list[str]]] = [
     ("--data loop.txt", ["--data", "loop.txt", "no such file"]),
     ("--data pipe.txt", ["--data", "pipe.txt", "not a regular file"]),
     ("--mesh data=0", ["--mesh", "data=0", "fsdp=M"]),
-    ("--mesh data=2 --debug-nans", ["--debug-nans", "data=2", "drop it"]),
     ("--data missing.txt", ["--data", "missing.txt", "stdlib"]),
     ("--data empty.txt", ["--data", "empty.txt", "empty"]),
     ("--data notes.md", ["--data", "notes.md", ".txt"]),

@@ -29,8 +29,8 @@ from lockstep.plan import roofline, shape
 from lockstep.run import directory, lock
 from lockstep.run.runlog import Display
 from lockstep.run.saver import Saver
-from lockstep.train import closing, loop, memory, nonfinite, track
-from lockstep.twin import BatchTrace, StepResult, trainer_module
+from lockstep.train import closing, loop, memory, track
+from lockstep.twin import StepResult, trainer_module
 from lockstep.weights import onnx_export
 from parity_tests.fake import FakeTwin
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
@@ -323,40 +323,6 @@ def test_planned_flops_of_attention(case: str) -> None:
         assert attention == tokens * 2 * forward * times, (framework, ampere)
         products = 2 * layer(16 if case == "grouped" else 32, 3 if family == "tiny" else 2)
         assert 1 <= weights / (6 * tokens * (products + 3200)) < 1.05  # norms and biases, too
-
-
-# --- what is not finite
-
-ORDER = ["embed", "blocks.0", "blocks.1", "logits"]
-
-
-def looked_into(outputs: str = "", backwards: str = "", grads: str = "", loss: float = 1.0) -> str:
-    """Returns what is named where the given tensors of micro-batch 2 of 2 are not finite."""
-
-    def made(bad: str) -> dict[str, np.ndarray]:
-        return {name: np.array([math.nan if name in bad.split() else 1.0]) for name in ORDER}
-
-    fine = BatchTrace(1.0, made(""), made(""), made(""))
-    traces = iter([fine, BatchTrace(loss, made(outputs), made(backwards), made(grads))])
-    twin: Any = SimpleNamespace(
-        state=lambda: SimpleNamespace(params=made("")), trace=lambda batch: next(traces)
-    )
-    return nonfinite.first_bad_tensor(twin, Batch(*np.zeros((2, 2, 1, 4), np.int32)))
-
-
-def test_first_nonfinite_tensor() -> None:
-    """Checks that the first computed of several is named: forward from the embedding, backward from
-    the logits, outputs before the loss, gradients of outputs before those of weights."""
-    where, some = "in micro-batch 2 of 2", "blocks.0 blocks.1"
-    assert looked_into(some, "logits", "logits", math.nan).startswith(
-        f"the output of blocks.0 {where}"
-    )
-    assert looked_into("", some, "logits", math.nan) == f"the loss {where}"
-    assert looked_into("", some, "logits").startswith(
-        f"the gradient at the output of blocks.1 {where}"
-    )
-    assert looked_into("", "", some) == f"the gradient of blocks.1 {where}"
-    assert looked_into() == ""
 
 
 def test_tracked_numbers() -> None:

@@ -323,16 +323,6 @@ def test_a_run_goes_on_as_it_began(tmp_path: Path, monkeypatch: Patch) -> None:
     assert seen[-1].run.autotune == "matmul=onednn"
 
 
-def test_a_config_of_before_takes_no_way() -> None:
-    written = config(autotune="attention=blocks").to_json()
-    assert Config.from_json(written).run.ways == {"attention": "blocks"}
-    del written["run"]["autotune"]
-    assert Config.from_json(written).run.ways == {}
-    del written["run"]["device"]
-    with pytest.raises(UserError, match="config run device: missing"):
-        Config.from_json(written)
-
-
 def test_a_turn_is_an_operation(monkeypatch: Patch) -> None:
     clock, run = iter([10.0, 12.0]), Mock()
     monkeypatch.setattr(twin, "module", framework := Mock())

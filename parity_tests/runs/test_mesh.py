@@ -129,9 +129,7 @@ def test_malformed_mesh_is_refused(text: str) -> None:
         parse_mesh(text)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"), [("compile", True), ("debug_nans", True), ("loss_chunks", "11")]
-)
+@pytest.mark.parametrize(("flag", "value"), [("compile", True), ("loss_chunks", "11")])
 def test_features_for_one_device_refuse_a_mesh(flag: str, value: bool | str) -> None:
     with pytest.raises(UserError, match="is for one device, not for --mesh fsdp=2"):
         Config().replace(mesh="fsdp=2", **{flag: value})

@@ -21,7 +21,7 @@ def skipping(
     skips: Callable[[int], bool],
     *,
     loss: float = 1.0,
-    module: str = "blocks.0.mlp.up",
+    parameter: str = "blocks.0.mlp.up.weight",
 ) -> None:
     """A twin whose scale is GradScaler's, and that overflows where it is told."""
 
@@ -34,7 +34,7 @@ def skipping(
         counters = {"step": now.step + 1, "loss_scale": after, "good_steps": 0 if grown else good}
         self.now = type(now)(**{**vars(now), **counters})
         if skipped:
-            return lambda: StepResult(loss, math.nan, 1e-3, scale, True, module)
+            return lambda: StepResult(loss, math.nan, 1e-3, scale, True, {parameter: math.nan})
         return lambda: StepResult(1.0, 1.0, 1e-3, scale, False)
 
     monkeypatch.setattr(FakeTwin, "step", step)
@@ -48,10 +48,10 @@ def test_each_move_of_the_scale_is_one_line(monkeypatch: pytest.MonkeyPatch, cap
     skipping(monkeypatch, lambda step: step in (2, 3, 9))
     assert train(FP16) == exits.DONE
     assert printed_lines(capsys) == [
-        "scale 65536 -> 32768, step 2 skipped: non-finite gradient in blocks.0.mlp.up",
-        "scale 32768 -> 16384, step 3 skipped: non-finite gradient in blocks.0.mlp.up",
+        "scale 65536 -> 32768, step 2 skipped: non-finite gradient of blocks.0.mlp.up.weight",
+        "scale 32768 -> 16384, step 3 skipped: non-finite gradient of blocks.0.mlp.up.weight",
         "scale 16384 -> 32768 after step 6: 3 good steps in a row",
-        "scale 32768 -> 16384, step 9 skipped: non-finite gradient in blocks.0.mlp.up",
+        "scale 32768 -> 16384, step 9 skipped: non-finite gradient of blocks.0.mlp.up.weight",
     ]
     scales = [row["loss_scale"] for row in rows()]
     assert scales == [65536, 65536, 32768, *[16384] * 3, *[32768] * 3, *[16384] * 3]
@@ -68,7 +68,7 @@ def test_a_loss_that_is_not_finite_is_said_so(monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize(
     ("loss", "what", "cause"),
     [
-        (1.0, "gradient in blocks.0.mlp.up", "the weights have grown"),
+        (1.0, "gradient of blocks.0.mlp.up.weight", "the weights have grown"),
         (math.nan, "loss", "the forward pass itself overflows"),
     ],
 )
