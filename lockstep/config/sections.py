@@ -121,7 +121,7 @@ class DataConfig:
 
     data: str = flag(
         "stdlib",
-        "stdlib (this Python's own library source, as bytes); a .txt, .jsonl or .parquet file "
+        "stdlib (this Python's own library source, as bytes); a .txt or .jsonl file "
         "(rows of text or messages), nanoGPT's or llm.c's .bin, or a folder of them; or what "
         "`lockstep data` wrote",
     )

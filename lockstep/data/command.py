@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     sub = add_command(
         commands, "data", _data,
-        "Tokenizes .txt, .jsonl or .parquet files into a folder that --data takes,\n"
+        "Tokenizes .txt or .jsonl files into a folder that --data takes,\n"
         "and shows ten rows: [[...]] counts as targets.",
     )  # fmt: skip
     sub.add_argument("data", metavar="FILE", help="a file, a folder of them, or a prepared folder")

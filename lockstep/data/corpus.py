@@ -47,7 +47,7 @@ def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
     """Load the corpus that `--data` names.
 
     Args:
-        data: "stdlib"; a .txt, .jsonl or .parquet file or a folder of them; nanoGPT's raw uint16
+        data: "stdlib"; a .txt or .jsonl file or a folder of them; nanoGPT's raw uint16
             or llm.c's .bin, one or a folder of them, `val` in the names of those held out; or a
             folder that `lockstep data` wrote. Files are mapped, not read; what has to be tokenized
             is, once, into the cache.

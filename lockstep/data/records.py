@@ -1,4 +1,4 @@
-"""Reads the rows of .jsonl and .parquet files, and pieces of text; a bad row has a reason."""
+"""Reads the rows of .jsonl files, and pieces of text; a bad row has a reason."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from lockstep.data.chat import Unusable
 from lockstep.errors import UserError
-from lockstep.extras import import_package
 from lockstep.files.untrusted import Refused, open_regular, parse_json
 
-KINDS = (".txt", ".jsonl", ".parquet")
+KINDS = (".txt", ".jsonl")
 PIECE = 1 << 24  # bytes of a text that are tokenized at once, up to the end of a line
 LONGEST = 1 << 26  # bytes of a row
 
@@ -40,7 +39,7 @@ def read(data: str, files: list[Path]) -> Iterator[Row]:
     Raises:
         UserError: a file cannot be read.
     """
-    readers = {".txt": _read_text, ".jsonl": _read_lines, ".parquet": _read_parquet}
+    readers = {".txt": _read_text, ".jsonl": _read_lines}
     for file in files:
         try:
             for number, content, size in readers[kind_of(file)](file):
@@ -83,32 +82,3 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
             while len(line) > LONGEST and not line.endswith(b"\n"):
                 line = stream.readline(LONGEST + 1)
             begin = stream.tell()
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[int, Any, int]]:
-    """Read the columns `messages` and `text`; a group of rows that is damaged is one bad row."""
-    parquet = import_package("--data", "pyarrow.parquet", "data")
-    open_regular(file, links=True).close()
-    table = _open(parquet, file)
-    columns = [name for name in ("messages", "text") if name in table.schema_arrow.names]
-    size, number = file.stat().st_size // max(1, table.metadata.num_rows), 0
-    for group in range(table.num_row_groups):
-        for row in _read_group(table, group, columns):
-            number += 1
-            yield number, row, size
-
-
-def _open(parquet: Any, file: Path) -> Any:
-    try:
-        return parquet.ParquetFile(file, memory_map=True)
-    except Exception as why:  # pyarrow's own kinds, and OSError
-        raise Refused(f"no parquet file ({str(why).splitlines()[0][:200]})") from None
-
-
-def _read_group(table: Any, group: int, columns: list[str]) -> Iterator[Any]:
-    try:
-        for batch in table.iter_batches(batch_size=1024, row_groups=[group], columns=columns):
-            for row in batch.to_pylist():
-                yield {name: value for name, value in row.items() if value is not None}
-    except Exception as why:  # pyarrow's own kinds, OSError, and text that is not UTF-8
-        yield Unusable(f"the row group cannot be read: {str(why).splitlines()[0][:100]}")

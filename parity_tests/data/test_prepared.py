@@ -160,29 +160,11 @@ def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
     assert both.sha256 == alone.sha256
 
 
-def test_parquet_is_its_rows(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    lines = chat(30)
-    parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "a.parquet", row_group_size=7)
-    same = made(write_rows(tmp_path / "b.jsonl", lines), tmp_path / "b")
-    assert made(tmp_path / "a.parquet", tmp_path / "a").sha256 == same.sha256
-    write(tmp_path / "c.parquet", b"PAR1 nothing PAR1")
-    with pytest.raises(UserError, match="c.parquet is no parquet file"):
-        made(tmp_path / "c.parquet", tmp_path / "c")
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
 def test_a_suffix_may_be_in_capitals(tmp_path: Path, cache: Path, words: Path, kind: str) -> None:
     """Its file is no text for that: rows stay rows, by the file, the folder and the command."""
     lower = tmp_path / "lower" / f"a.{kind}"
-    if kind == "parquet":
-        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        lower.parent.mkdir()
-        parquet.write_table(pyarrow.Table.from_pylist(chat()), lower)
-    else:
-        write_rows(lower, chat())
+    write_rows(lower, chat())
     upper = tmp_path / "upper" / f"A.{kind.upper()}"
     write(upper, lower.read_bytes())
     shas = {

@@ -124,8 +124,6 @@ EXAMPLES = [
     Example("log", {"log.jsonl": b'{"kind": "eval", "step": 1, "val_loss": 1e999}'}, read_log),
     Example("data", {"train.bin": 40 * b"a"}, lambda folder: corpus.load(str(folder))),
     Example("rows", {"a.jsonl": b"{"}, lambda folder: corpus.load(str(folder / "a.jsonl"))),
-    Example("parquet", {"a.parquet": b"PAR1"},
-            lambda folder: corpus.load(str(folder / "a.parquet"))),
     Example("bin", {"a.bin": int32(20240520, 1, 40) + 79 * b"a"},
             lambda folder: corpus.load(str(folder / "a.bin"))),
     Example("tokenizer", {"tokenizer.json": b"0"}, tokenizer.FromFile),
