@@ -122,7 +122,7 @@ class DataConfig:
     data: str = flag(
         "stdlib",
         "stdlib (this Python's own library source, as bytes); a .txt or .jsonl file "
-        "(rows of text or messages), nanoGPT's or llm.c's .bin, or a folder of them; or what "
+        "(rows of text or messages), or a folder of them; nanoGPT's .bin, or its folder; or what "
         "`lockstep data` wrote",
     )
     tokenizer: str = flag(

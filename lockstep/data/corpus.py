@@ -18,7 +18,7 @@ import numpy as np
 from lockstep.config import BPE
 from lockstep.data import prepare, prepared, records
 from lockstep.data.documents import Documents
-from lockstep.data.stream import Tokens, join, map_file, map_tokens
+from lockstep.data.stream import map_file
 from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
 from lockstep.files.cache import cache_folder
@@ -47,10 +47,10 @@ def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
     """Load the corpus that `--data` names.
 
     Args:
-        data: "stdlib"; a .txt or .jsonl file or a folder of them; nanoGPT's raw uint16
-            or llm.c's .bin, one or a folder of them, `val` in the names of those held out; or a
-            folder that `lockstep data` wrote. Files are mapped, not read; what has to be tokenized
-            is, once, into the cache.
+        data: "stdlib"; a .txt or .jsonl file or a folder of them; a .bin file of raw uint16
+            tokens, or a folder with nanoGPT's train.bin and val.bin; or a folder that
+            `lockstep data` wrote. Files are mapped, not read; what has to be tokenized is, once,
+            into the cache.
         tokenizer: a folder with a tokenizer.json; "" for bytes.
         rows: "stream", "pack", "pad" or "auto".
 
@@ -93,6 +93,8 @@ def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
     if vocab < corpus.vocab:
         largest = max(map(_largest, (corpus.train, corpus.val)))
         preset = " or --model gpt2" if BYTES < corpus.vocab <= BPE else ""
+        if corpus.vocab > BPE and isinstance(corpus.train, np.memmap):
+            preset = ", or write the file as raw uint16 tokens, without a header"
         remedy = f"the data's largest token is {largest}; use --vocab {corpus.vocab}{preset}"
         if init:
             own = f"beyond the {vocab} of --init {init}; use the tokenizer of that model"
@@ -117,8 +119,7 @@ def _from_path(data: str, path: Path, tokenizer: str, rows: str) -> Corpus:
     require(path.exists(), "--data", data, remedy)
     if (path / "data.json").exists():
         return _prepared(path, data, rows)
-    tokens = prepare.find_tokens(path)  # beside the text that they were made of
-    files = [] if tokens else prepare.find(data, path)
+    files = [] if prepare.has_tokens(path) else prepare.find(data, path)
     kind = records.kind_of(files[0]) if files else ".bin"
     if kind == ".bin":
         plain = rows in ("auto", "stream")
@@ -146,27 +147,24 @@ def _prepared(folder: Path, source: str, rows: str) -> Corpus:
 
 
 def _from_tokens(data: str, path: Path) -> Corpus:
-    """Hold out a folder's files with `val` in their names, or the last tenth of a file."""
+    """Hold out a folder's val.bin, or the last tenth of a file."""
     if path.is_file():
-        tokens = map_tokens(data, path)
+        tokens = map_file(data, path, "<u2")
         end = len(tokens) - len(tokens) // 10
         return _corpus(tokens[:end], tokens[end:], str(path))
-    files = prepare.find_tokens(path)
-    splits = {"train": [f for f in files if "val" not in f.stem.lower()],
-              "val": [f for f in files if "val" in f.stem.lower()]}  # fmt: skip
-    for name, chosen in splits.items():
-        remedy = f"no {name}.bin in it; write train.bin and val.bin as raw uint16 tokens"
-        require(len(chosen) > 0, "--data", data, remedy)
-    train, val = (join([map_tokens(data, file) for file in chosen]) for chosen in splits.values())
+    for file in (path / name for name in prepare.TOKENS):
+        remedy = f"no {file.name} in it; write train.bin and val.bin as raw uint16 tokens"
+        require(file.exists(), "--data", data, remedy)
+    train, val = (map_file(data, path / name, "<u2") for name in prepare.TOKENS)
     return _corpus(train, val, str(path))
 
 
-def _corpus(train: Tokens, val: Tokens, source: str) -> Corpus:
+def _corpus(train: np.ndarray, val: np.ndarray, source: str) -> Corpus:
     vocab = BYTES if train.dtype == np.uint8 else max(map(_largest, (train, val))) + 1
     return Corpus(train, val, _sha256(train, val), source, vocab)
 
 
-def _pieces(tokens: Tokens) -> Iterator[np.ndarray]:
+def _pieces(tokens: np.ndarray) -> Iterator[np.ndarray]:
     """Read all tokens or, of what is too large to be read at once, pieces from begin to end."""
     whole = len(tokens) <= WHOLE
     starts = range(0, len(tokens), CHUNK)
@@ -175,12 +173,12 @@ def _pieces(tokens: Tokens) -> Iterator[np.ndarray]:
         yield np.ascontiguousarray(tokens[start : start + (CHUNK if whole else PIECE)])
 
 
-def _largest(tokens: Tokens | Documents) -> int:
+def _largest(tokens: np.ndarray | Documents) -> int:
     tokens = tokens.tokens if isinstance(tokens, Documents) else tokens
     return max((int(piece.max(initial=0)) for piece in _pieces(tokens)), default=0)
 
 
-def _sha256(train: Tokens, val: Tokens) -> str:
+def _sha256(train: np.ndarray, val: np.ndarray) -> str:
     """Digest the tokens, and each split's dtype and length: another split point is other data.
 
     Data that is too large to be read whole is digested by pieces.

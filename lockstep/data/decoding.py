@@ -42,7 +42,7 @@ def _name(data: DataConfig) -> str:
             return prepared.read_manifest(path).tokenizer
         text = records.kind_of(path) in records.KINDS or data.data == "stdlib"
         if path.is_dir():
-            text = not prepare.find_tokens(path)
+            text = not prepare.has_tokens(path)
     except (OSError, UserError):  # no possible name, none that may be looked at, or damaged
         return UNKNOWN
     return Bytes.name if text and not data.tokenizer else UNKNOWN

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.data.batch import Batch
-from lockstep.data.stream import Tokens
 from lockstep.errors import require
 
 Piece = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens, their targets, and which count
@@ -20,8 +19,8 @@ class Documents:
     alone: one document a row, and padding.
     """
 
-    tokens: Tokens
-    counts: Tokens | None = None
+    tokens: np.ndarray
+    counts: np.ndarray | None = None
     ends: np.ndarray | None = None
     alone: bool = False
 

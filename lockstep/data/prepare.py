@@ -20,6 +20,7 @@ from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import UserError, require
 
 CORES = os.cpu_count() or 1
+TOKENS = ("train.bin", "val.bin")  # nanoGPT's
 BATCH = 1 << 22  # characters of rows that are tokenized at a time
 
 
@@ -52,9 +53,9 @@ def find(data: str, path: Path) -> list[Path]:
     return found
 
 
-def find_tokens(path: Path) -> list[Path]:
-    """Find the .bin files of a folder, in the order of their names; none of anything else."""
-    return sorted(p for p in path.iterdir() if kind_of(p) == ".bin") if path.is_dir() else []
+def has_tokens(folder: Path) -> bool:
+    """Say if a folder has a file of tokens as nanoGPT writes it."""
+    return any((folder / name).exists() for name in TOKENS)
 
 
 def make_key(files: list[Path], words: Tokenizer) -> str:

@@ -36,13 +36,26 @@ def test_a_folder_is_little_endian_uint16_and_stays_on_the_disk(folder: Path) ->
     assert join_tokens(drawn).tolist() == [[1, 2, 50_256, 3]] * 2
 
 
-def test_a_folder_s_suffixes_may_be_in_capitals(folder: Path) -> None:
-    """Beside a text, which it would else be taken for."""
-    same = corpus.load(str(folder)).sha256
-    for name in ("train", "val"):
-        (folder / f"{name}.bin").rename(folder / f"{name.upper()}.BIN")
+def test_folder_of_tokens_may_have_their_text_too(folder: Path) -> None:
     write(folder / "input.txt", b"the text that they were made of")
-    assert corpus.load(str(folder)).sha256 == same
+    assert corpus.load(str(folder)).train.tolist() == [1, 2, 50_256, 3]
+
+
+def test_file_of_tokens_with_its_last_tenth_held_out(tmp_path: Path) -> None:
+    tokens = np.arange(100, dtype="<u2") * 500
+    loaded = corpus.load(write(tmp_path / "one.bin", tokens.tobytes()))
+    assert loaded.train.tolist() == tokens[:90].tolist()
+    assert loaded.val.tolist() == tokens[90:].tolist() and loaded.vocab == 49_501
+
+
+def test_file_of_tokens_with_a_header_is_refused(tmp_path: Path) -> None:
+    """llm.c's begins with a magic number, whose lower half is token 55432."""
+    header = np.array([20240520, 1, 100, *[0] * 253], "<i4").tobytes()
+    loaded = corpus.load(write(tmp_path / "a.bin", header + np.zeros(100, "<u2").tobytes()))
+    assert refusal(loaded, 50_304, 8) == (
+        "--vocab 50304: the data's largest token is 55432; use --vocab 55433, or write the file as "
+        "raw uint16 tokens, without a header"
+    )
 
 
 def test_the_sha_is_that_of_dtype_length_and_tokens_in_this_layout(folder: Path) -> None:
@@ -144,7 +157,8 @@ def test_tokens_must_fit_the_vocabulary(folder: Path) -> None:
     )
     write(folder / "val.bin", np.array([60_000, 0], "<u2").tobytes())
     assert refusal(corpus.load(str(folder)), 50_304, 1) == (
-        "--vocab 50304: the data's largest token is 60000; use --vocab 60001"
+        "--vocab 50304: the data's largest token is 60000; use --vocab 60001, or write the file as "
+        "raw uint16 tokens, without a header"
     )
 
 
