@@ -1,14 +1,12 @@
 """Text -> tokens: the standard library's own source, users' files, or tokens made ahead.
 
-A corpus is known by its SHA-256. The standard library changes with the Python.
+The standard library changes with the Python.
 """
 
-import hashlib
 import os
 import platform
 import sysconfig
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,9 +21,7 @@ from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
 from lockstep.files.cache import cache_folder
 
-CHUNK = 1 << 22  # tokens looked at together, so that a memory-mapped corpus need not fit in memory
-# A corpus of more tokens is known by pieces of it: a run on 5 GB starts in a second.
-WHOLE, PIECES, PIECE = 1 << 26, 32, 1 << 16
+LOOKED_AT = 1 << 26  # tokens, so that a run on 5 GB starts in a second
 BYTES = 256
 TESTS = {"test", "tests", "idle_test"}
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
@@ -38,9 +34,13 @@ class Corpus:
 
     train: Any
     val: Any
-    sha256: str
     source: str  # for people: where the tokens came from
     vocab: int  # the vocabulary the tokens need: 256 for bytes, else the largest token + 1
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Count the tokens of both splits: by these a resumed run knows its data."""
+        return len(self.train), len(self.val)
 
 
 def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
@@ -142,8 +142,7 @@ def _prepared(folder: Path, source: str, rows: str) -> Corpus:
     about = prepared.read_manifest(folder)
     left_out = f" ({about.bad:,} rows left out: {about.named[0]} ...)" if about.named else ""
     splits = prepared.open_splits(folder, about, rows)
-    sha256 = hashlib.sha256(f"{about.sha256} {rows}".encode()).hexdigest()
-    return Corpus(**splits, sha256=sha256, source=source + left_out, vocab=about.vocab)
+    return Corpus(**splits, source=source + left_out, vocab=about.vocab)
 
 
 def _from_tokens(data: str, path: Path) -> Corpus:
@@ -161,34 +160,13 @@ def _from_tokens(data: str, path: Path) -> Corpus:
 
 def _corpus(train: np.ndarray, val: np.ndarray, source: str) -> Corpus:
     vocab = BYTES if train.dtype == np.uint8 else max(map(_largest, (train, val))) + 1
-    return Corpus(train, val, _sha256(train, val), source, vocab)
-
-
-def _pieces(tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Read all tokens or, of what is too large to be read at once, pieces from begin to end."""
-    whole = len(tokens) <= WHOLE
-    starts = range(0, len(tokens), CHUNK)
-    spread = np.linspace(0, len(tokens) - PIECE, PIECES).astype(np.int64).tolist()
-    for start in starts if whole else spread:
-        yield np.ascontiguousarray(tokens[start : start + (CHUNK if whole else PIECE)])
+    return Corpus(train, val, source, vocab)
 
 
 def _largest(tokens: np.ndarray | Documents) -> int:
+    """Find the largest of the first tokens; those after them are looked at when they are drawn."""
     tokens = tokens.tokens if isinstance(tokens, Documents) else tokens
-    return max((int(piece.max(initial=0)) for piece in _pieces(tokens)), default=0)
-
-
-def _sha256(train: np.ndarray, val: np.ndarray) -> str:
-    """Digest the tokens, and each split's dtype and length: another split point is other data.
-
-    Data that is too large to be read whole is digested by pieces.
-    """
-    digest = hashlib.sha256()
-    for tokens in (train, val):
-        digest.update(f"{tokens.dtype.str} {len(tokens)};".encode())
-        for piece in _pieces(tokens):
-            digest.update(piece.data)
-    return digest.hexdigest()
+    return int(tokens[:LOOKED_AT].max(initial=0))
 
 
 def _standard_library() -> Corpus:

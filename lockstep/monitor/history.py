@@ -83,7 +83,7 @@ def differences(histories: Sequence[History]) -> list[tuple[str, list[str]]]:
 def _settings(record: Record) -> dict[str, str]:
     sections = record.config.to_json().items()
     flat = {name: str(value) for _, fields in sections for name, value in fields.items()}
-    return {"framework": record.framework, **flat, "data_sha256": record.data_sha256[:12]}
+    return {"framework": record.framework, **flat, "data_tokens": str(record.data_tokens or "")}
 
 
 def are_one_experiment(a: Config, b: Config) -> bool:

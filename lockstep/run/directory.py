@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from lockstep.process import git_commit
 from lockstep.run import lock
 
 FORMAT = 1
-SHA256 = re.compile("[0-9a-f]{64}")
 # In the order they are deleted: a folder whose config.json is still there is still a run.
 SAMPLE = "sample.txt"
 OWNED = ("checkpoints", "log.jsonl", SAMPLE, "tensorboard", "init", "config.json")
@@ -36,7 +34,7 @@ class Record:
 
     config: Config
     framework: str
-    data_sha256: str
+    data_tokens: tuple[int, int] | None  # of training and held out; None: written by release 0.2.0
     details: dict[str, Any]  # device, versions, commit: for a reader, never read back
 
 
@@ -141,7 +139,7 @@ def write_record(out: Path, record: Record) -> None:
         "format": FORMAT,
         "lockstep": __version__,
         "framework": record.framework,
-        "data_sha256": record.data_sha256,
+        "data_tokens": record.data_tokens,
         "config": record.config.to_json(),
         **record.details,
         "python": platform.python_version(),
@@ -164,12 +162,11 @@ def read_record(out: Path) -> Record:
     path = out / "config.json"
     content = _content(path)
     problem = f"{path}: not a Lockstep run of format {FORMAT}"
-    number, framework, sha256 = (content.get(n) for n in ("format", "framework", "data_sha256"))
+    number, framework, tokens = (content.get(n) for n in ("format", "framework", "data_tokens"))
     if not (
         (type(number), number) == (int, FORMAT)
         and isinstance(framework, str)
-        and isinstance(sha256, str)
-        and SHA256.fullmatch(sha256)
+        and (tokens is None or _are_counts(tokens))
     ):
         raise UserError(f"{problem}; name another run")
     try:
@@ -179,7 +176,12 @@ def read_record(out: Path) -> Record:
         writer = f"lockstep {version}, commit {commit}"
         remedy = f"restore the file, or use what wrote it: {writer}"
         raise UserError(f"{problem} ({error}); {remedy}") from None
-    return Record(config=config, framework=framework, data_sha256=sha256, details={})
+    sizes = None if tokens is None else (tokens[0], tokens[1])
+    return Record(config=config, framework=framework, data_tokens=sizes, details={})
+
+
+def _are_counts(tokens: Any) -> bool:
+    return isinstance(tokens, list) and [type(count) for count in tokens] == [int, int]
 
 
 def _content(path: Path) -> dict[str, Any]:

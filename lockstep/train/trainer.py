@@ -88,7 +88,7 @@ def _train(
     record = directory.Record(
         config=config,
         framework=twin.framework,
-        data_sha256=data.sha256,
+        data_tokens=data.sizes,
         details={**about, "compile_seconds": compile_seconds},
     )
     with lock.hold_lock(out):
@@ -191,12 +191,12 @@ def load_data(config: Config, run: Path) -> Corpus:
         UserError: it has changed, or the config does not fit it.
     """
     data = corpus.load(**vars(config.data))
-    expected = directory.read_record(run).data_sha256
-    if data.sha256 != expected:
+    expected = directory.read_record(run).data_tokens
+    if expected not in (None, data.sizes):
         raise UserError(
-            f"--data {config.data.data}: its tokens have changed since {run} began "
-            f"(SHA-256 {expected[:12]}, now {data.sha256[:12]}); restore the data or "
-            "start a new run"
+            f"--data {config.data.data}: it has changed since {run} began (tokens of training and "
+            f"held out: {expected[0]:,} and {expected[1]:,}, now {data.sizes[0]:,} and "
+            f"{data.sizes[1]:,}); restore the data or start a new run"
         )
     # An untrusted config.json may state a smaller vocabulary than its tokens need.
     corpus.check(data, config.model.vocab, config.model.context, config.run.init)

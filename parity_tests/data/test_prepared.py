@@ -157,7 +157,7 @@ def test_two_processes_at_once_make_the_same(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.tokens"]
     made(file, tmp_path / "alone")
     both, alone = (corpus.load(str(each)) for each in (f"{file}.tokens", tmp_path / "alone"))
-    assert both.sha256 == alone.sha256
+    assert both.sizes == alone.sizes and bytes(both.train.tokens) == bytes(alone.train.tokens)
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
@@ -167,11 +167,11 @@ def test_a_suffix_may_be_in_capitals(tmp_path: Path, cache: Path, words: Path, k
     write_rows(lower, chat())
     upper = tmp_path / "upper" / f"A.{kind.upper()}"
     write(upper, lower.read_bytes())
-    shas = {
-        corpus.load(str(data), str(words)).sha256
+    sizes = {
+        corpus.load(str(data), str(words)).sizes
         for data in (lower, upper, lower.parent, upper.parent)
     }
-    assert len(shas) == 1
+    assert len(sizes) == 1
     assert commands.main(["data", str(upper)]) == 0
     assert prepared.read_manifest(tmp_path / "upper" / f"A.{kind.upper()}.tokens").masked == (
         kind != "txt"

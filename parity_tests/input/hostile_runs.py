@@ -13,7 +13,7 @@ CONFIG = from_flags(
     accelerator=False,
 )  # fmt: skip
 CONFIG_JSON = {
-    "format": 1, "lockstep": "0.1", "framework": "jax", "data_sha256": 64 * "0",
+    "format": 1, "lockstep": "0.1", "framework": "jax", "data_tokens": [90, 10],
     "config": CONFIG.to_json(), "device": "cpu",
 }  # fmt: skip
 TRAIN = {"kind": "train", "loss": 5.5, "grad_norm": None, "lr": 1e-3, "loss_scale": 4.0,

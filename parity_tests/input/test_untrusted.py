@@ -129,7 +129,7 @@ def test_links_are_not_written_through(run: Path, tmp_path: Path) -> None:
     for name in ("config.json", "log.jsonl", "config.json.tmp", "log.jsonl.tmp"):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(precious)
-    record = directory.Record(config=CONFIG, framework="jax", data_sha256=64 * "0", details={})
+    record = directory.Record(config=CONFIG, framework="jax", data_tokens=(90, 10), details={})
     directory.write_record(run, record)
     with runlog.RunLog(run / "log.jsonl", last_step=0) as log:
         log.write({**TRAIN, "step": 1})
@@ -140,11 +140,18 @@ def test_links_are_not_written_through(run: Path, tmp_path: Path) -> None:
 # --- names and sizes that a config gives
 
 
-@pytest.mark.parametrize("where", ["../../x", "/etc/passwd", 64 * "0" + "/../../x", "\0", 64 * "g"])
-def test_a_checksum_is_no_path(where: str, run: Path) -> None:
-    """It names a file in the cache."""
-    (run / "config.json").write_text(json.dumps(CONFIG_JSON | {"data_sha256": where}))
+@pytest.mark.parametrize("sizes", [3, "90", [], [90], [90, 10, 1], [90, 1.5], [True, 10], {"a": 1}])
+def test_sizes_of_data_are_two_counts(sizes: Any, run: Path) -> None:
+    (run / "config.json").write_text(json.dumps(CONFIG_JSON | {"data_tokens": sizes}))
     check_refusal(lambda: directory.read_record(run), "config.json")
+
+
+def test_record_of_release_0_2_0_is_read(run: Path) -> None:
+    """It has the data's SHA-256, and no numbers of tokens."""
+    content = CONFIG_JSON | {"data_sha256": 64 * "0"}
+    del content["data_tokens"]
+    (run / "config.json").write_text(json.dumps(content))
+    assert directory.read_record(run).data_tokens is None
 
 
 @pytest.mark.parametrize("data", ["a\0.txt", "\ud800.txt", "/dev/zero", 300 * "x" + ".txt"])

@@ -22,8 +22,8 @@ def make_run(path: Path, data: Path, *, saved: bool) -> None:
                          "accum": 1, "remat": "none",
                          "steps": 3, "data": str(data)}, accelerator=False)  # fmt: skip
     directory.make(path)
-    sha = load(str(data)).sha256
-    record = directory.Record(config=config, framework="torch", data_sha256=sha, details={})
+    sizes = load(str(data)).sizes
+    record = directory.Record(config=config, framework="torch", data_tokens=sizes, details={})
     directory.write_record(path, record)
     if saved:
         state = initial_state(config)
@@ -70,7 +70,7 @@ def _make_runs(here: Path) -> None:
 def _make_edited_runs(here: Path) -> None:
     """Each with a config.json that somebody changed."""
     edits: dict[str, Callable[[dict[str, Any]], object]] = {
-        "changed": lambda record: record.update(data_sha256="0" * 64),
+        "changed": lambda record: record.update(data_tokens=[1000, 100]),
         "edited": lambda record: record["config"]["model"].update(n_layer=2),
         "typed": lambda record: record["config"]["model"].update(n_layer=1.0),
         "nan": lambda record: record["config"]["optim"].update(lr=float("nan")),

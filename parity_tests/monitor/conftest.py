@@ -21,7 +21,7 @@ def make_run(path: Path, framework: str = "jax", *, rows: int = 40, noise: float
     """A curve that falls; steps 7 and 8 are skipped. With norms: those of step s are 3 s and 4 s in
     the layers, elsewhere s."""
     config = from_flags({**SHAPE, "data": "text.txt", **flags}, accelerator=False)
-    record = directory.Record(config=config, framework=framework, data_sha256="0" * 64, details={})
+    record = directory.Record(config=config, framework=framework, data_tokens=(90, 10), details={})
     directory.write_record(directory.make(path), record)
     bits = np.random.default_rng(len(framework))
     lines: list[dict[str, Any]] = [{"kind": "eval", "step": 0, "val_loss": 5.5}]

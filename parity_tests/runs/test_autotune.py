@@ -295,7 +295,7 @@ def test_a_run_goes_on_as_it_began(tmp_path: Path, monkeypatch: Patch) -> None:
         return 0
 
     def read_record(run: Path) -> directory.Record:
-        return directory.Record(config=seen[0], framework="torch", data_sha256="", details={})
+        return directory.Record(config=seen[0], framework="torch", data_tokens=None, details={})
 
     monkeypatch.setattr(directory, "read_record", read_record)
     monkeypatch.setattr(trainer, "train", train)

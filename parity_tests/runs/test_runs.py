@@ -139,7 +139,7 @@ def test_what_a_run_writes(capsys: pytest.CaptureFixture[str]) -> None:
     assert given.pop("out") == "run"
     record = json.loads(Path("run/config.json").read_text())
     assert record["config"] == from_flags(given, accelerator=False).to_json()
-    assert record["data_sha256"] == corpus.load("text.txt").sha256
+    assert record["data_tokens"] == list(corpus.load("text.txt").sizes)
     told = (record["framework"], record["device"], record["attention"])
     assert told == ("torch", "cpu", "reference")
     assert record["versions"]["torch"] == torch.__version__

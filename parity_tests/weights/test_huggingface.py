@@ -213,7 +213,7 @@ def test_the_model_is_that_of_init(
 def test_what_transformers_has_not_is_not_exported(tmp_path: Path) -> None:
     config = toy("gpt2", bias=False)
     (tmp_path / "run").mkdir()
-    record = directory.Record(config=config, framework="jax", data_sha256="0" * 64, details={})
+    record = directory.Record(config=config, framework="jax", data_tokens=(90, 10), details={})
     directory.write_record(tmp_path / "run", record)
     with pytest.raises(UserError, match="none of gpt2, .* has .*bias False"):
         export(tmp_path / "run", tmp_path / "back", step=None, dtype="", warn=pytest.fail)
