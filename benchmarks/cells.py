@@ -1,56 +1,41 @@
 """One measurement: who trains, what, and for how long."""
 
-import importlib
 import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lockstep import twin
 from lockstep.config import Config, from_flags
 from lockstep.config.autotune import NONE
 from lockstep.errors import require
 from lockstep.train import autotune
-from lockstep.train.memory import keep_freed_memory
-from lockstep.twin import MODULES, Runner
+from lockstep.twin import Twin
 
 Flags = dict[str, Any]
 
 
 class Contender(NamedTuple):
-    """A module with `build(config) -> Runner`, and the flags that are its own."""
+    """One of our twins, and the flags that are the contender's own."""
 
-    module: str
-    flags: Flags = {}  # noqa: RUF012 -- a NamedTuple's default, which nothing changes
-    keeps: bool = False  # what is freed; a twin of ours decides for itself
+    framework: str
+    flags: Flags
 
-    def build(self, config: Config) -> Runner:
-        """In this process, which is its own; a twin as its trainer builds it."""
-        for framework, module in MODULES.items():
-            if module == self.module:
-                config = autotune.resolve(framework, config)
-        if self.keeps:
-            import jax
-
-            # The main thread then takes a step's buffers, as in a twin of ours.
-            jax.config.update("jax_cpu_enable_async_dispatch", False)
-        keep_freed_memory(self.keeps)
-        return importlib.import_module(self.module).build(config)
+    def build(self, config: Config) -> Twin:
+        """Builds it as its trainer does, in this process, which is its own."""
+        return twin.load(self.framework, autotune.resolve(self.framework, config))
 
 
 # As a trainer takes its ways, and the framework's own.
 OURS, OWN = {"autotune": autotune.default()}, {"autotune": NONE}
 CONTENDERS = {
-    "jax": Contender("jax_impl.twin", OURS),
-    "torch": Contender("torch_ref.twin", OURS),
-    "torch-compiled": Contender("torch_ref.twin", {"compile": True, **OURS}),
-    "jax-own": Contender("jax_impl.twin", OWN),
-    "torch-own": Contender("torch_ref.twin", OWN),
-    "nanogpt": Contender("benchmarks.peers.nanogpt"),  # examples/minimal/train_torch.py
-    "nanogpt-compiled": Contender("benchmarks.peers.nanogpt", {"compile": True}),
-    "bare-jax": Contender("benchmarks.peers.bare_jax"),  # examples/minimal/train_jax.py
-    "bare-jax-keeping": Contender("benchmarks.peers.bare_jax", keeps=True),
+    "jax": Contender("jax", OURS),
+    "torch": Contender("torch", OURS),
+    "torch-compiled": Contender("torch", {"compile": True, **OURS}),
+    "jax-own": Contender("jax", OWN),
+    "torch-own": Contender("torch", OWN),
 }
-# Whose runners are gone: rows of release 0.1.0 name them.
-GONE = ("hf-trainer", "accelerate")
+# No longer measured in cells: rows of release 0.1.0 name them.
+GONE = ("nanogpt", "bare-jax", "bare-jax-keeping", "hf-trainer", "accelerate")
 
 # The rate only rises: at a higher one the first losses leap, and leap apart in two runs that differ
 # by rounding (`benchmarks.run drift`). What is timed does not depend on it.
@@ -59,7 +44,7 @@ RATE: Flags = {"lr": 6e-4}
 # The flags that a cell leaves out, in recorded rows too; a trainer's own defaults are others.
 PLAIN: Flags = {"batch_size": 16, "accum": 1, "remat": "none"}
 
-# GPT-2's family, because every peer has it; bytes as tokens. About 0.4 M and 11 M parameters.
+# GPT-2's family, because examples/minimal has it; bytes as tokens. About 0.4 M and 11 M parameters.
 TOY: Flags = {"model": "gpt2", "n_layer": 2, "n_head": 4, "d_model": 128, "context": 64,
               "vocab": 256}  # fmt: skip
 SMALL: Flags = {"model": "gpt2", "n_layer": 6, "n_head": 6, "d_model": 384, "context": 256,

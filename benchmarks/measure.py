@@ -15,7 +15,7 @@ from lockstep.parity.pair import GPT
 from lockstep.plan import memory, shape
 from lockstep.plan.timing import LARGEST_SPREAD
 from lockstep.train.memory import ResidentGrowth
-from lockstep.twin import Runner, StepResult
+from lockstep.twin import StepResult, Twin
 
 Result = dict[str, Any]
 UNSTEADY = "unsteady"  # the status of a row whose windows spread too far
@@ -24,37 +24,35 @@ UNSTEADY = "unsteady"  # the status of a row whose windows spread too far
 def measure(cell: Cell) -> Result:
     """Everything that a report wants to know of a cell that could run."""
     config, clock = cell.config, Clock()
-    runner = CONTENDERS[cell.contender].build(config)
+    twin = CONTENDERS[cell.contender].build(config)
     state = initial_state(config)
-    runner.load(state)
+    twin.load(state)
     clock.lap("start")
-    runner.prepare()
+    twin.prepare()
     clock.lap("compile")
-    about = runner.describe()
+    about = twin.describe()
     growth = ResidentGrowth()
     windows = (GPT.window(config, step) for step in range(cell.total))
-    results = [runner.step(runner.place(next(windows)))()]
+    results = [twin.step(twin.place(next(windows)))()]
     clock.lap("first step")
-    results += take(runner, [next(windows) for _ in range(cell.warmup - 1)])
+    results += take(twin, [next(windows) for _ in range(cell.warmup - 1)])
     on_cpu = about["platform"] == "cpu"
     seconds, clocks = [], []
     for _ in range(cell.windows):
         drawn = [next(windows) for _ in range(cell.steps)]
         began = time.perf_counter()
-        results += take(runner, drawn)
+        results += take(twin, drawn)
         seconds.append((time.perf_counter() - began) / cell.steps)
         clocks += [] if on_cpu else nvidia.query_gpus("clocks.sm", "power.draw")[0][:1]
-    peak = growth.bytes() if on_cpu else runner.peak_bytes()
-    # What one step needs beside its state; the peers do not say.
-    step_bytes = getattr(runner, "step_bytes", None)
-    needed = step_bytes(GPT.window(config, 0)) if step_bytes else None
+    peak = growth.bytes() if on_cpu else twin.peak_bytes()
+    needed = twin.step_bytes(GPT.window(config, 0))  # beside the state
     model = shape.of_model(config.model)
     held = 0 if on_cpu else memory.state_bytes(model, config.precision.roles)
     return {
         "about": about, "seconds": clock.laps, "seconds_per_step": seconds,
         "sm_mhz_and_watts": clocks,
         "peak_bytes": peak, "reserved_bytes": None if on_cpu else reserved_bytes(),
-        "predicted_bytes": None if needed is None else needed + held,
+        "predicted_bytes": needed + held,
         **throughput(config, seconds, about["device"]), **outcome(results),
         **({} if on_cpu else reject_unsteady(seconds)),
     }  # fmt: skip
@@ -72,11 +70,11 @@ class Clock:
         self.laps[name], self.last = now - self.last, now
 
 
-def take(runner: Runner, windows: list[Any]) -> list[StepResult]:
+def take(twin: Twin, windows: list[Any]) -> list[StepResult]:
     """All are started before the first is waited for, but for one: as the loop does it."""
     results, pending = [], list[Callable[[], StepResult]]()
     for window in windows:
-        pending.append(runner.step(runner.place(window)))
+        pending.append(twin.step(twin.place(window)))
         if len(pending) > 1:
             results.append(pending.pop(0)())
     return results + [wait() for wait in pending]

@@ -1,6 +1,6 @@
-"""Races that show what our own code costs, against a peer that does the same by hand.
+"""Races that show what our own code costs, against examples/minimal, which does the same by hand.
 
-Two processes take turns: A B, B A, A B ... Each turn is some optimizer steps. The ratio of a pair
+Two processes take turns: A B, B A, A B ... Each turn is an optimizer step. The ratio of a pair
 is free of the machine's drift, and of many pairs there is an interval. Both start anew at times.
 """
 
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks import tables
-from benchmarks.cells import CONTENDERS, SMALL, Cell
+from benchmarks import minimal, tables
+from benchmarks.cells import CONTENDERS, SMALL, Cell, Flags
 from benchmarks.measure import take
 from lockstep.model.state import initial_state
 from lockstep.parity.pair import GPT
 from lockstep.train.autotune import interval
+from lockstep.train.memory import keep_freed_memory
 from lockstep.worker import Worker, start_service
 from lockstep_recorder.wire import Arrays, Message
 
@@ -24,7 +25,7 @@ from lockstep_recorder.wire import Arrays, Message
 LEVEL, AHEAD, FAR_AHEAD = 0.97, 1.05, 1.15
 NO_SLOWER = 0.98  # with the ways that were measured than with the framework's own
 FP32, BF16 = ("fp32", "fp32"), ("bf16", "bf16")
-STEPS, WARMUP = 1, 3  # a turn; before the first
+WARMUP = 3  # turns before the first that counts
 PAIRS, RESTARTS = 60, 5  # of turns in a race, and of processes
 
 
@@ -65,6 +66,16 @@ RACES = [
 ]
 
 
+# The trainers of examples/minimal: the framework, their flags, and whether they keep freed memory,
+# which a twin of ours decides for itself.
+MINIMAL: dict[str, tuple[str, Flags, bool]] = {
+    "nanogpt": ("torch", {}, False),
+    "nanogpt-compiled": ("torch", {"compile": True}, False),
+    "bare-jax": ("jax", {}, False),
+    "bare-jax-keeping": ("jax", {}, True),
+}
+
+
 class Racer(Worker):
     """A contender in a process of its own, which answers with the seconds of a turn."""
 
@@ -81,20 +92,37 @@ class Racer(Worker):
 
 def start(contender: str, flags: str) -> Callable[[dict[str, Any], Arrays], Message]:
     """The racer's side (`lockstep.worker`)."""
-    config = Cell(table="speed", contender=contender, flags=json.loads(flags)).config
-    runner = CONTENDERS[contender].build(config)
-    runner.load(initial_state(config))
-    runner.prepare()
-    windows = [GPT.window(config, step) for step in range(STEPS)]
+    take_turn = build(contender, json.loads(flags))
     for _ in range(WARMUP):
-        take(runner, windows)
+        take_turn()
 
     def answer(header: dict[str, Any], arrays: Arrays) -> Message:
         began = time.perf_counter()
-        take(runner, windows)
+        take_turn()
         return {"seconds": time.perf_counter() - began}, {}
 
     return answer
+
+
+def build(contender: str, flags: Flags) -> Callable[[], object]:
+    """Makes a contender's turn, in this process, which is its own."""
+    if contender in MINIMAL:
+        framework, own, keeps = MINIMAL[contender]
+        config = Cell(table="speed", contender=framework, flags=flags | own).config
+        if keeps:
+            import jax
+
+            # The main thread then takes a step's buffers, as in a twin of ours.
+            jax.config.update("jax_cpu_enable_async_dispatch", False)
+        keep_freed_memory(keeps)
+        trainer = minimal.TRAINERS[framework](config)
+        trainer.load(initial_state(config))
+        return partial(trainer.step, GPT.window(config, 0))
+    config = Cell(table="speed", contender=contender, flags=flags).config
+    twin = CONTENDERS[contender].build(config)
+    twin.load(initial_state(config))
+    twin.prepare()
+    return partial(take, twin, [GPT.window(config, 0)])
 
 
 def measure(pairs: int = PAIRS, restarts: int = RESTARTS, **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from benchmarks.public_ports import measure as ports
 from lockstep.config import policy
 
 OURS = ("jax", "torch", "torch-compiled")
-PEERS = ("nanogpt", "bare-jax")
 REMAT = ("none", "sublayer", "block", "sqrt", "dots")
 POLICIES = ("fp64", "fp32", "bf16", "fp16", "tf32")
 NARROW = tuple(name for name, roles in policy.POLICIES.items() if roles.recipe)
@@ -69,7 +68,6 @@ def smoke(device: str) -> list[Job]:
     rows = policies(TOY | {"batch_size": 2}, "bf16", "fp32")
     return rounds([
         *cells("frameworks", ("jax", "torch"), rows, **quick),
-        *cells("frameworks", PEERS, rows[:1], **quick),
         *cells("accumulation", ("jax", "torch"), [rows[0] | {"accum": 4}], **quick),
         *cells("remat", ("jax", "torch"), [rows[0] | {"remat": "block"}], **quick),
     ])  # fmt: skip
@@ -79,7 +77,7 @@ def cpu(device: str) -> list[Job]:
     whole = {"device": device, "warmup": 1, "windows": 5, "steps": 1}
     rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
     return rounds([
-        *cells("frameworks", (*OURS, *PEERS, "bare-jax-keeping"), rows, **whole),
+        *cells("frameworks", OURS, rows, **whole),
         *cells("accumulation", ("jax", "torch"), accumulation(rows[0], 8, (1, 2, 8)), **whole),
         *cells("remat", ("jax", "torch"), remat(rows[0] | {"layers": "scan"}), **whole),
         *races(device),
@@ -90,7 +88,7 @@ def drift(device: str) -> list[Job]:
     """Takes as many steps as on a GPU: what the bound on final losses is made from."""
     long = {"device": device, "warmup": 10, "windows": 6, "steps": 10}
     rows = policies(SMALL | {"batch_size": 4}, "bf16", "fp32")
-    return rounds(cells("frameworks", ("jax", "torch", *PEERS), rows, **long))
+    return rounds(cells("frameworks", ("jax", "torch"), rows, **long))
 
 
 def frameworks(device: str) -> list[Job]:
@@ -136,11 +134,10 @@ def gpu(device: str) -> list[Job]:
     half = gpt2 | {"policy": "bf16"}
     every_job = rounds([
         command("doctor", "lockstep", "doctor", device=device),
-        *cells("smoke", OURS + PEERS, policies(toy, *every), **quick),
+        *cells("smoke", OURS, policies(toy, *every), **quick),
         *cells("smoke", ("jax", "torch"), policies(toy | {"n_layer": 3}, *NARROW), **quick),
         *(climb(policy, device) for policy in (POLICIES[:1] if rehearsal else POLICIES)),
-        *cells("gpt2", (*OURS, *PEERS), [half], **whole),
-        *cells("gpt2", OURS, policies(gpt2, *every[1:]), **whole),
+        *cells("gpt2", OURS, policies(gpt2, *every), **whole),
         *cells("10m", OURS, policies(small, *every), **whole),
         *cells("30m", OURS, policies(medium, *every), **whole),
         *cells("accumulation", OURS, accumulation(half, 32, (1, 4, 16)), **whole),

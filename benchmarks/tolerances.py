@@ -13,7 +13,7 @@ SINGLE = Tolerance(
 )
 HALF = Tolerance(
     bound=0.02,
-    reason="each framework rounds half-precision and TF32 matmuls in its own order, and peers at "
+    reason="each framework rounds half-precision and TF32 matmuls in its own order, and others at "
     "other places: 1e-2 to 1e-3 a number, which the mean over thousands of tokens brings down",
 )
 

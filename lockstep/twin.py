@@ -1,7 +1,7 @@
-"""`Runner` and `Twin`: the small protocols that each implementation fulfils.
+"""`Twin`: the protocol that each implementation fulfils.
 
-The loop, the instruments and the benchmark grid know nothing else, so that another trainer, or a
-user's own pair of models, can stand where ours stand.
+The loop, the instruments and the benchmarks know nothing else, so that a user's own pair of models
+can stand where ours stand.
 """
 
 import importlib
@@ -46,11 +46,17 @@ class BatchTrace(NamedTuple):
     grads: Arrays  # of the parameters, by canonical name
 
 
-class Runner(Protocol):
-    """A program that takes optimizer steps on given weights and batches: a twin or a peer."""
+class Twin(Protocol):
+    """An implementation of the model and its optimizer step, with access to its inside.
+
+    A run on several devices may have several processes. All call the same methods in the same
+    order, with the same arguments: batches of the whole run, of which a process looks at no rows
+    but its own. A batch (B, T) and a window (N, B, T) are a `lockstep.data.batch.Batch`.
+    """
 
     framework: str
     synchronous: bool  # whether `step` returns only when the step is done
+    rank: int  # this process's number; rank 0 writes the run
 
     def describe(self) -> dict[str, Any]:
         """Describes device, versions and attention backend, for config.json.
@@ -65,8 +71,8 @@ class Runner(Protocol):
 
     def state(self) -> TrainState: ...
 
-    def prepare(self) -> None:
-        """Compiles what can be compiled ahead; needs a loaded state."""
+    def prepare(self, window: Batch | None = None) -> None:
+        """Compiles ahead for windows of this form, or for plain ones; needs a loaded state."""
         ...
 
     def place(self, window: Batch) -> Any:
@@ -82,21 +88,6 @@ class Runner(Protocol):
 
     def peak_bytes(self) -> int:
         """Returns the peak memory so far: the allocator's on CUDA, the resident set on a CPU."""
-        ...
-
-
-class Twin(Runner, Protocol):
-    """An implementation of the model and its optimizer step, with access to its inside.
-
-    A run on several devices may have several processes. All call the same methods in the same
-    order, with the same arguments: batches of the whole run, of which a process looks at no rows
-    but its own. A batch (B, T) and a window (N, B, T) are a `lockstep.data.batch.Batch`.
-    """
-
-    rank: int  # this process's number; rank 0 writes the run
-
-    def prepare(self, window: Batch | None = None) -> None:
-        """Compiles for windows of this form; plain ones if none is given."""
         ...
 
     def local_rows(self, count: int) -> np.ndarray | None:

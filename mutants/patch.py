@@ -64,7 +64,7 @@ def edit(function: Any, *texts: str) -> Plant:
     """In a function's source old texts become new ones: `edit(f, "old", "new", "old", "new")`.
 
     Everyone who has imported the function gets the change; what decorates it stays. For scripts
-    without seams alone (`benchmarks/peers/bugs.py`): the twins' mutants replace what has a name.
+    without seams alone (examples/minimal): the twins' mutants replace what has a name.
 
     Args:
         function: of a module or a class, or a property.

@@ -48,8 +48,8 @@ TABLES = {
                             r"/test_by_values\.py::test_a_bug_is_different"),
     "second pair": Table("parity_tests.ladder.conv.bugs",
                          r"/test_second_pair\.py::test_(a_bug|ordinary)"),
-    "bare peer": Table("benchmarks.peers.bugs",
-                       r"/test_peers_bare\.py::test_a_difference_is_called"),
+    "bare peer": Table("parity_tests.benchmarks.test_minimal",
+                       r"/test_minimal\.py::test_a_bug_is"),
     "dtype": Table("parity_tests.twins.test_roles", r"/test_roles\.py::test_a_planted_bug"),
     "oracle": Table("parity_tests.oracles.bugs", r"oracles/test_bugs\.py::test_oracle_fails"),
 }  # fmt: skip

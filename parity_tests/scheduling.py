@@ -8,7 +8,7 @@ from lockstep.parity.catalogue import BY_NAME
 
 # What they start or compile once a module would be started on each worker.
 OWN_SIDES = re.compile(
-    r"/test_(second_pair|peers_\w+|reference_models|side|installation)\.py::"
+    r"/test_(second_pair|minimal|reference_models|side|installation)\.py::"
     r"|cuda/test_lints\.py::"
 )
 

@@ -35,8 +35,6 @@ class Pair:
         causal: whether `logits` says what follows a prefix of a row.
         same_roundings: whether both round to the compute dtype at the same places. Where a kernel
             may round inside, the noise is that of the dtype's own rounding.
-        same_ends: whether that holds for single tensors after a whole run, too. A loss is a mean,
-            in which a rounding that falls at another place in few tensors does not show.
     """
 
     modules: dict[str, str]
@@ -48,7 +46,6 @@ class Pair:
     offset: Callable[[TrainState], TrainState] | None = None
     causal: bool = False
     same_roundings: bool = True
-    same_ends: bool = True
 
 
 @cache

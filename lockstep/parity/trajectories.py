@@ -179,8 +179,7 @@ def compare_runs(
         finding = compare_programs(*norms, np.inf, **how).finding
         found.append(replace(finding, rule=NORMS_RULE, where=f"{where}, {finding.where}"))
     if compared.horizon == len(a.loss):
-        rounding = dtype if case.pair.same_ends else case.compute
-        moves = perturbations(**curve_noise(kinds, rounding))
+        moves = perturbations(**how)
         ends = each(lambda run: run.end.tensors)
         compared_ends = compare_ends(*ends, moves, moves[:RESTARTS])
         found += locate(f"{where}, the end", compared_ends)

@@ -69,7 +69,7 @@ def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
     """At every step of the suite `drift`, not at its end alone."""
     seen = results.read(ROOT / "benchmarks" / "results" / "drift.jsonl").values()
     losses = [r["losses"] for r in seen if r["config"]["precision"]["policy"] == policy]
-    assert len(losses) == 6
+    assert len(losses) >= 2
     worst = max(max(step) - min(step) for step in zip(*losses, strict=True))
     assert bound.bound / 20 < worst < bound.bound / 3
 
