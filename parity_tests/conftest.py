@@ -74,7 +74,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fresh-cache", action="store_true",
                     help="compile all programs anew, and keep none")  # fmt: skip
     group.addoption("--status", metavar="FILE", help="put the verdicts there, as JSON lines")
-    group.addoption("--fuzz", metavar="N", type=int, help="N random cases for each form of files")
 
 
 def pytest_configure(config: pytest.Config) -> None:

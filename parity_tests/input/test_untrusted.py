@@ -4,22 +4,29 @@ Every file of the forms that people exchange, and the files of a run.
 """
 
 import json
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+from benchmarks import report
+from lockstep import results
 from lockstep.config import DEEPEST
-from lockstep.data import corpus
-from lockstep.errors import LONGEST, UserError, why
+from lockstep.data import corpus, tokenizer
+from lockstep.errors import LONGEST, UserError, require, why
 from lockstep.files import untrusted
 from lockstep.model.state import initial_state
+from lockstep.monitor import gaps
+from lockstep.plan import shape
 from lockstep.run import checkpoint, directory, runlog
 from lockstep.run.record import FILES, RECORD
 from lockstep.train import trainer
-from parity_tests.input.bounds import check_refusal, limit
-from parity_tests.input.forms import FORMS, place
+from parity_tests.input.bounds import TooSlow, check_refusal, limit
+from parity_tests.input.forms import ARGUMENTS, FORMS, Files, ckpt, damaged, place
 from parity_tests.input.hostile_runs import CONFIG, CONFIG_JSON, TRAIN, make_run, newest
 from parity_tests.runs.checkpoints import state
 from parity_tests.tiers import tier
@@ -67,6 +74,99 @@ def test_malformed_json(form: str, name: str, text: bytes, tmp_path: Path) -> No
     """A map may have other fields, and so it is accepted where the JSON is."""
     accepted = FORMS[form].accepts({**FORMS[form].made()[0], name: text}, tmp_path)
     assert not accepted or (form == "map" and type(json.loads(text)) is dict)
+
+
+@tier("rest", guard="a hostile example for each reader")
+@pytest.mark.parametrize("form", FORMS)
+def test_damaged_files(form: str, tmp_path: Path) -> None:
+    """Each is refused in a line, or accepted: none crashes its reader, nor takes it long."""
+    outcomes = Counter[bool]()
+    for files in FORMS[form].made():
+        assert FORMS[form].accepts(files, tmp_path)
+        assert FORMS[form].accepts(FORMS[form].sign(files), tmp_path)
+        for changed in damaged(files):
+            outcomes[FORMS[form].accepts(FORMS[form].sign(changed), tmp_path)] += 1
+    assert outcomes[False] > 30
+
+
+# --- one hostile example or more for each reader
+
+
+class Example(NamedTuple):
+    """Files that a reader refuses."""
+
+    reader: str
+    files: Files
+    read: Callable[[Path], Any]
+
+
+def exchanged(form: str, **changed: bytes) -> Example:
+    """Makes an example of a form in which some files are changed, named by their beginnings."""
+    files = FORMS[form].made()[0]
+    other = {name: changed.get(name.partition(".")[0], content) for name, content in files.items()}
+    return Example(form, FORMS[form].sign(other), FORMS[form].read)
+
+
+def edited(form: str, name: str, old: bytes, new: bytes) -> bytes:
+    content = FORMS[form].made()[0][name]
+    assert old in content
+    return content.replace(old, new)
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The log leaves out what is no row."""
+    rows = list(runlog.rows(folder / "log.jsonl"))
+    require(bool(rows), "log.jsonl", "", "no row")
+    return rows
+
+
+def read_run(folder: Path) -> Any:
+    """A config.json beside a checkpoint of another model."""
+    make_run(folder / "run")
+    return trainer.restore(CONFIG.replace(vocab=2), folder / "run", lambda line: None)
+
+
+MEASURED = dict.fromkeys(results.MEASURED) | {"device": "cpu"}
+EXAMPLES = [
+    exchanged("checkpoint", weights=edited(
+        "checkpoint", "weights.safetensors", b'"F64"', b'"I64"')),
+    exchanged("checkpoint", state=edited(
+        "checkpoint", "state.json", b'"step": 1000', b'"step": -1')),
+    exchanged("checkpoint", state=3000 * b"["),
+    exchanged("prepared", data=b"{}"),
+    exchanged("weights", **{
+        file.partition(".")[0]: edited("weights", file, b"model.norm.weight", b"model.norm.waight")
+        for file in ("model.safetensors.index.json", "a.safetensors")}),
+    exchanged("ckpt", ckpt=ckpt(ARGUMENTS | {"bias": 1})),
+    exchanged("trace", trace=b"{}"),
+    exchanged("map", map=b'{"tensors": 3}'),
+    Example("config", {"config.json": b"0"}, directory.read_record),
+    Example("config", {"config.json": json.dumps(CONFIG_JSON | {"config": 0}).encode()},
+            directory.read_record),
+    Example("run", {}, read_run),
+    Example("log", {"log.jsonl": b'{"step": 1}'}, read_log),
+    Example("log", {"log.jsonl": b'{"kind": "eval", "step": 1, "val_loss": 1e999}'}, read_log),
+    Example("data", {"train.bin": 40 * b"a"}, lambda folder: corpus.load(str(folder))),
+    Example("rows", {"a.jsonl": b"{"}, lambda folder: corpus.load(str(folder / "a.jsonl"))),
+    Example("bin", {"a.bin": 79 * b"a"}, lambda folder: corpus.load(str(folder / "a.bin"))),
+    Example("tokenizer", {"tokenizer.json": b"0"}, tokenizer.FromFile),
+    Example("curves", {"curves.json": 200_000 * b"["}, gaps.read),
+    Example("plan", {
+        "config.json": b'{"num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}'},
+            lambda folder: shape.of(str(folder / "config.json"), None)),
+    Example("islands", {}, lambda folder: CONFIG.replace(fp32_islands="*x")),
+    Example("result", {"power.json": b"\0"},
+            lambda folder: results.read(folder / "power.json")),
+    Example("report",
+            {"a.jsonl": json.dumps({"name": "a", "cell": 0, "measured": MEASURED}).encode()},
+            lambda folder: report.write(folder / "a.jsonl")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.reader)
+def test_an_example_is_refused(example: Example, tmp_path: Path) -> None:
+    place(example.files, tmp_path)
+    check_refusal(lambda: example.read(tmp_path / "given"))
 
 
 def test_a_log_of_one_long_line_takes_no_memory(run: Path) -> None:
@@ -196,3 +296,14 @@ def test_untrusted_text_does_not_move_the_cursor(capsys: pytest.CaptureFixture[s
     line = str(UserError("--data \x1b]0;x\x07\n" + 5000 * "a" + "; use other data"))
     assert line.startswith("--data \\x1b]0;x\\x07\\na") and line.endswith("a; use other data")
     assert len(line) == LONGEST + len(" ... ")
+
+
+def test_too_much_time_and_memory_are_seen() -> None:
+    with pytest.raises(TooSlow), limit(seconds=0.1):
+        while True:
+            pass
+    with pytest.raises(TooSlow), limit(patience=0.1):
+        time.sleep(60)
+    with pytest.raises(MemoryError), limit():
+        np.empty(2**28)
+    np.empty(2**26)  # and afterwards it may be had again
