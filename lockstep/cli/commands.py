@@ -18,7 +18,6 @@ COMMANDS = {  # name: its module, what it is for
     "runs": ("lockstep.monitor.runs", "list runs, compare two, delete old ones"),
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),
     "batch": ("lockstep.monitor.batch", "what a step was trained on, decoded, with its masks"),
-    "data": ("lockstep.data.command", "tokenize ahead, and look at rows and their masks"),
     "export": ("lockstep.cli.export", "write a run's weights: safetensors, ONNX"),
     "doctor": (
         "lockstep.doctor.command",

@@ -121,9 +121,9 @@ class DataConfig:
 
     data: str = flag(
         "stdlib",
-        "stdlib (this Python's own library source, as bytes); a .txt or .jsonl file "
-        "(rows of text or messages), or a folder of them; nanoGPT's .bin, or its folder; or what "
-        "`lockstep data` wrote",
+        "stdlib (this Python's own library source, as bytes); a .txt file; a .jsonl file (rows of "
+        "text or messages); a .bin file of raw uint16 tokens, or a folder with nanoGPT's train.bin "
+        "and val.bin",
     )
     tokenizer: str = flag(
         "", "a folder with a tokenizer.json, and a chat template", derived="bytes", metavar="DIR"

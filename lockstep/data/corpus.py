@@ -1,4 +1,4 @@
-"""Text -> tokens: the standard library's own source, users' files, or tokens made ahead.
+"""Text -> tokens: the standard library's own source, or users' files.
 
 The standard library changes with the Python.
 """
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import BPE
-from lockstep.data import prepare, prepared, records
 from lockstep.data.documents import Documents
-from lockstep.data.stream import map_file
+from lockstep.data.encoding import encode_documents, encode_text
+from lockstep.data.records import kind_of, map_file
 from lockstep.data.tokenizer import load as load_tokenizer
 from lockstep.errors import UserError, require
-from lockstep.files.cache import cache_folder
 
 LOOKED_AT = 1 << 26  # tokens, so that a run on 5 GB starts in a second
 BYTES = 256
+PAGE = "docs/finetune.md says how"
 TESTS = {"test", "tests", "idle_test"}
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
 LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")  # differ from machine to machine
@@ -47,10 +47,9 @@ def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
     """Load the corpus that `--data` names.
 
     Args:
-        data: "stdlib"; a .txt or .jsonl file or a folder of them; a .bin file of raw uint16
-            tokens, or a folder with nanoGPT's train.bin and val.bin; or a folder that
-            `lockstep data` wrote. Files are mapped, not read; what has to be tokenized is, once,
-            into the cache.
+        data: "stdlib"; a .txt or .jsonl file; a .bin file of raw uint16 tokens, or a folder
+            with nanoGPT's train.bin and val.bin. Files are mapped, not read, unless they have to be
+            tokenized.
         tokenizer: a folder with a tokenizer.json; "" for bytes.
         rows: "stream", "pack", "pad" or "auto".
 
@@ -68,20 +67,6 @@ def load(data: str, tokenizer: str = "", rows: str = "auto") -> Corpus:
             f"--data {data}: cannot read {error.filename or data} ({error.strerror}); "
             "make it readable or use other data"
         ) from None
-
-
-def require_tokenizer(data: str, tokenizer: str) -> None:
-    """Raises UserError unless `--tokenizer` can be read and, of tokens made ahead, is their own.
-
-    A run keeps its files. Only text has to be tokenized, so `load` opens none for tokens, and a run
-    goes on without it.
-    """
-    if not tokenizer:
-        return
-    if (Path(data) / "data.json").exists():
-        prepared.load_words(Path(data), prepared.read_manifest(Path(data)), tokenizer)
-    else:
-        load_tokenizer(tokenizer)
 
 
 def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
@@ -117,45 +102,36 @@ def check(corpus: Corpus, vocab: int, context: int, init: str = "") -> None:
 def _from_path(data: str, path: Path, tokenizer: str, rows: str) -> Corpus:
     remedy = "no such file or folder; use stdlib or a path that exists"
     require(path.exists(), "--data", data, remedy)
-    if (path / "data.json").exists():
-        return _prepared(path, data, rows)
-    files = [] if prepare.has_tokens(path) else prepare.find(data, path)
-    kind = records.kind_of(files[0]) if files else ".bin"
-    if kind == ".bin":
-        plain = rows in ("auto", "stream")
-        require(plain, "--rows", rows, "token files are one stream, not documents; use stream")
-        return _from_tokens(data, path)
-    if kind == ".txt" and len(files) == 1 and not tokenizer:
-        require(rows in ("auto", "stream"), "--rows", rows, "a text is one stream; use stream")
-        text = map_file(data, files[0], "u1")
-        end = len(text) - len(text) // 10
-        return _corpus(text[:end], text[end:], str(path))
-    known = ", ".join(records.KINDS)
-    require(kind in records.KINDS, "--data", data, f"not one of {known}, .bin; rename it if it is")
-    words = load_tokenizer(tokenizer)
-    out = cache_folder() / f"data-{prepare.make_key(files, words)[:32]}"
-    prepare.prepare(data, files, tokenizer, out)
-    return _prepared(out, str(path), rows)
-
-
-def _prepared(folder: Path, source: str, rows: str) -> Corpus:
-    about = prepared.read_manifest(folder)
-    left_out = f" ({about.bad:,} rows left out: {about.named[0]} ...)" if about.named else ""
-    splits = prepared.open_splits(folder, about, rows)
-    return Corpus(**splits, source=source + left_out, vocab=about.vocab)
-
-
-def _from_tokens(data: str, path: Path) -> Corpus:
-    """Hold out a folder's val.bin, or the last tenth of a file."""
-    if path.is_file():
-        tokens = map_file(data, path, "<u2")
+    kind = kind_of(path)
+    if kind in (".txt", ".bin") or path.is_dir():
+        remedy = "text and token files are one stream, not documents; use stream"
+        require(rows in ("auto", "stream"), "--rows", rows, remedy)
+    if path.is_dir():
+        return _from_folder(data, path)
+    remedy = f"not one of .txt, .jsonl, .bin; rename it if it is, or prepare one ({PAGE})"
+    require(kind in (".txt", ".jsonl", ".bin"), "--data", data, remedy)
+    if kind == ".bin" or (kind == ".txt" and not tokenizer):
+        tokens = map_file(data, path, "<u2" if kind == ".bin" else "u1")
         end = len(tokens) - len(tokens) // 10
         return _corpus(tokens[:end], tokens[end:], str(path))
-    for file in (path / name for name in prepare.TOKENS):
-        remedy = f"no {file.name} in it; write train.bin and val.bin as raw uint16 tokens"
-        require(file.exists(), "--data", data, remedy)
-    train, val = (map_file(data, path / name, "<u2") for name in prepare.TOKENS)
-    return _corpus(train, val, str(path))
+    words = load_tokenizer(tokenizer)
+    if kind == ".txt":
+        train, val, bad = encode_text(data, path, words)
+    else:
+        train, val, bad = encode_documents(data, path, words, rows)
+    left_out = f" ({len(bad):,} rows left out: {bad[0]} ...)" if bad else ""
+    return Corpus(train, val, str(path) + left_out, words.vocab)
+
+
+def _from_folder(data: str, folder: Path) -> Corpus:
+    """Map nanoGPT's train.bin and val.bin."""
+    files = folder / "train.bin", folder / "val.bin"
+    # Release 0.2.0 made folders with a data.json: their .bin files are of other widths.
+    known = all(file.exists() for file in files) and not (folder / "data.json").exists()
+    remedy = f"no folder of train.bin and val.bin with raw uint16 tokens; prepare them ({PAGE})"
+    require(known, "--data", data, remedy)
+    train, val = (map_file(data, file, "<u2") for file in files)
+    return _corpus(train, val, str(folder))
 
 
 def _corpus(train: np.ndarray, val: np.ndarray, source: str) -> Corpus:

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from lockstep.config import DataConfig
-from lockstep.data import prepare, prepared, records
+from lockstep.data.records import kind_of
 from lockstep.data.tokenizer import Bytes, FromFile, Tokenizer, load
-from lockstep.errors import UserError, require
-
-UNKNOWN = ""
+from lockstep.errors import require
 
 
 def of_run(data: DataConfig, kept: Path, folder: str = "") -> Tokenizer | None:
@@ -18,31 +16,14 @@ def of_run(data: DataConfig, kept: Path, folder: str = "") -> Tokenizer | None:
         folder: with the tokenizer.json that the user names instead.
 
     Raises:
-        UserError: its files cannot be read, or the user names another.
+        UserError: its files cannot be read, or the run's tokens are bytes.
     """
-    name = _name(data)
+    is_text = data.data == "stdlib" or kind_of(data.data) in (".txt", ".jsonl")
+    are_bytes = is_text and not data.tokenizer
     if folder:
-        words = load(folder)
-        fits = name in (UNKNOWN, words.name)
-        require(fits, "--tokenizer", folder, "is not that of the run's tokens; name it, or none")
-        return words
-    if name == Bytes.name:
+        remedy = "is not that of the run's tokens, which are bytes; name none"
+        require(not are_bytes, "--tokenizer", folder, remedy)
+        return load(folder)
+    if are_bytes:
         return Bytes()
-    if not (kept / "tokenizer.json").exists():
-        return None
-    words = FromFile(kept, links=False)
-    return words if data.tokenizer or name in (UNKNOWN, words.name) else None
-
-
-def _name(data: DataConfig) -> str:
-    """Find the name of the tokenizer; the data of a run may be gone."""
-    path = Path(data.data)
-    try:
-        if (path / "data.json").exists():
-            return prepared.read_manifest(path).tokenizer
-        text = records.kind_of(path) in records.KINDS or data.data == "stdlib"
-        if path.is_dir():
-            text = not prepare.has_tokens(path)
-    except (OSError, UserError):  # no possible name, none that may be looked at, or damaged
-        return UNKNOWN
-    return Bytes.name if text and not data.tokenizer else UNKNOWN
+    return FromFile(kept, links=False) if (kept / "tokenizer.json").exists() else None

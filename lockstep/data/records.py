@@ -1,15 +1,17 @@
-"""Reads the rows of .jsonl files, and pieces of text; a bad row has a reason."""
+"""Reads the rows of .jsonl files, and pieces of text; a bad row has a reason. Maps tokens."""
 
+import os
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lockstep.data.chat import Unusable
-from lockstep.errors import UserError
+from lockstep.errors import UserError, require
 from lockstep.files.untrusted import Refused, open_regular, parse_json
 
-KINDS = (".txt", ".jsonl")
 PIECE = 1 << 24  # bytes of a text that are tokenized at once, up to the end of a line
 LONGEST = 1 << 26  # bytes of a row
 
@@ -33,19 +35,18 @@ def kind_of(file: str | Path) -> str:
     return Path(file).suffix.lower()
 
 
-def read(data: str, files: list[Path]) -> Iterator[Row]:
-    """Read all files in turn.
+def read(data: str, file: Path) -> Iterator[Row]:
+    """Read the rows of a .jsonl file, or the pieces of a text.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: the file cannot be read.
     """
-    readers = {".txt": _read_text, ".jsonl": _read_lines}
-    for file in files:
-        try:
-            for number, content, size in readers[kind_of(file)](file):
-                yield Row(f"{file.name}:{number}", content, size)
-        except Refused as why:
-            raise UserError(f"--data {data}: {file.name} is {why}; use other data") from None
+    rows = _read_lines(file) if kind_of(file) == ".jsonl" else _read_text(file)
+    try:
+        for number, content, size in rows:
+            yield Row(f"{file.name}:{number}", content, size)
+    except Refused as why:
+        raise UserError(f"--data {data}: {file.name} is {why}; use other data") from None
 
 
 def _read_lines(file: Path) -> Iterator[tuple[int, Any, int]]:
@@ -82,3 +83,21 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
             while len(line) > LONGEST and not line.endswith(b"\n"):
                 line = stream.readline(LONGEST + 1)
             begin = stream.tell()
+
+
+def map_file(data: str, path: Path, dtype: str) -> np.ndarray:
+    """Map a file into memory, (items,), read-only.
+
+    Raises:
+        UserError: it is no regular file, is empty, or has a part of an item at its end.
+    """
+    try:
+        with open_regular(path, links=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            require(size > 0, "--data", data, f"{path.name} is empty; use other data")
+            kind = np.dtype(dtype)
+            remedy = f"{path.name} has {size} bytes, not whole {kind.name} tokens; write it again"
+            require(size % kind.itemsize == 0, "--data", data, remedy)
+            return np.memmap(file, dtype=kind, mode="r")
+    except Refused as why:
+        raise UserError(f"--data {data}: {path.name} is {why}; use other data") from None

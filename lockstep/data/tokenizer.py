@@ -1,6 +1,5 @@
 """Text -> tokens: its bytes, or by a tokenizer.json, which the package `tokenizers` reads."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +32,11 @@ class Bytes:
     """UTF-8. A document ends with byte 0, which text has no use for.
 
     Args:
-        name: two tokenizers that differ have two.
         vocab: the largest token + 1.
         end: the tokens that end a document.
     """
 
-    name, vocab = "bytes", 256
+    vocab = 256
     end = [0]  # noqa: RUF012
     render = staticmethod(chat.render_chatml)
 
@@ -97,10 +95,6 @@ class FromFile:
         if template:
             require_package("--tokenizer", "jinja2", "data")
             self.render = chat.compile_template(template, special)
-        digest = hashlib.sha256(content + repr((special, template)).encode())
-        # Once their number was taken for the vocabulary: tokens made then are not taken for these.
-        holes = f"-{self.vocab}" if self.vocab > len(ids) else ""
-        self.name = digest.hexdigest() + holes
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         encoded = _ask(self.inner.encode_batch, list(texts), add_special_tokens=False)

@@ -10,7 +10,6 @@ import numpy as np
 from lockstep.config import Config
 from lockstep.data import batches, decoding
 from lockstep.data.batch import Batch
-from lockstep.data.command import mark
 from lockstep.data.tokenizer import Tokenizer
 from lockstep.errors import printable, require_range
 from lockstep.exits import DONE
@@ -81,3 +80,10 @@ def _decode(
     if counts[1:].all():
         return printable(words.decode(whole))
     return printable(mark(whole, counts, words))
+
+
+def mark(tokens: np.ndarray, counts: np.ndarray, words: Tokenizer) -> str:
+    """Decode tokens, what counts in [[...]]."""
+    edges = np.flatnonzero(np.diff(counts)) + 1
+    runs = zip(np.split(tokens, edges), np.split(counts, edges))
+    return "".join(f"[[{words.decode(t)}]]" if c[0] else words.decode(t) for t, c in runs)

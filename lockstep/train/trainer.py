@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.config import Config, formats
 from lockstep.config.autotune import NONE
-from lockstep.data import batches, corpus
+from lockstep.data import batches, corpus, tokenizer
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError, is_out_of_memory
 from lockstep.exits import DIVERGED, DONE, STOPPED
@@ -207,7 +207,7 @@ def _load_start(config: Config, resumed: Path | None) -> tuple[Corpus, TrainStat
     """Load the data and the state from which to start, with notes for the user."""
     if resumed is None:
         data = corpus.load(**vars(config.data))
-        corpus.require_tokenizer(config.data.data, config.data.tokenizer)
+        tokenizer.load(config.data.tokenizer)  # which the run keeps, whatever made its tokens
         corpus.check(data, config.model.vocab, config.model.context, config.run.init)
         return data, initial_state(config, init.weights(config)), []
     data = load_data(config, resumed)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import corpus
+from lockstep.config import from_flags
+from lockstep.data import batches, corpus
 from lockstep.data.batch import join_tokens
 from lockstep.data.batches import batch
 from lockstep.data.corpus import Corpus
@@ -47,6 +48,23 @@ def test_file_of_tokens_with_its_last_tenth_held_out(tmp_path: Path) -> None:
     assert loaded.val.tolist() == tokens[90:].tolist() and loaded.vocab == 49_501
 
 
+def test_folder_of_another_release_is_refused(folder: Path) -> None:
+    """Its tokens have other widths, and masks beside them."""
+    (folder / "data.json").write_text("{}")
+    assert error(folder) == (
+        "--data DIR/bin: no folder of train.bin and val.bin with raw uint16 tokens; prepare them "
+        "(docs/finetune.md says how)"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.md", "a"])
+def test_unknown_file_is_refused(name: str, tmp_path: Path) -> None:
+    assert error(write(tmp_path / name, b"PAR1")) == (
+        f"--data DIR/{name}: not one of .txt, .jsonl, .bin; rename it if it is, or prepare one "
+        "(docs/finetune.md says how)"
+    )
+
+
 def test_file_of_tokens_with_a_header_is_refused(tmp_path: Path) -> None:
     """llm.c's begins with a magic number, whose lower half is token 55432."""
     header = np.array([20240520, 1, 100, *[0] * 253], "<i4").tobytes()
@@ -55,6 +73,22 @@ def test_file_of_tokens_with_a_header_is_refused(tmp_path: Path) -> None:
         "--vocab 50304: the data's largest token is 55432; use --vocab 55433, or write the file as "
         "raw uint16 tokens, without a header"
     )
+
+
+def test_begin_of_a_large_file_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token beyond the vocabulary after that is seen when it is drawn."""
+    monkeypatch.setattr(corpus, "LOOKED_AT", 50)
+    tokens = np.full(10_000, 7, "<u2")
+    tokens[50:8000] = 300
+    path = write(tmp_path / "a.bin", tokens.tobytes())
+    loaded = corpus.load(path)
+    assert loaded.vocab == 8
+    config = from_flags({"model": "tiny", "context": 2000, "batch_size": 64, "data": path},
+                        accelerator=False)  # fmt: skip
+    with pytest.raises(UserError, match="token 300 is drawn, but --vocab is 256"):
+        batches.of_step(config, loaded.train, 0)
 
 
 # --- the standard library as a corpus: the same tokens on every machine with this Python

@@ -29,7 +29,7 @@ from lockstep.check.sides.modules import Calls, make_pairing
 from lockstep.check.sides.port import aliases_of, tensors_of
 from lockstep.config import ModelConfig, huggingface
 from lockstep.config.presets import GPT2
-from lockstep.data import corpus, prepare
+from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
 from lockstep.data.documents import Documents
 from lockstep.errors import UserError
@@ -244,7 +244,7 @@ def read_ckpt(folder: Path) -> Arrays:
         return read_weights(folder, "ckpt.pt")
 
 
-# --- a folder of tokens, by `lockstep data`
+# --- rows of messages and of text
 
 ROWS = [
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},
@@ -252,26 +252,16 @@ ROWS = [
 ]
 
 
-@functools.cache
-def make_tokens() -> list[Files]:
-    """Rows, of which some tokens do not count, and a text."""
-
-    def write(folder: Path, name: str, text: str) -> None:
-        file = folder.parent / name
-        file.write_text(text)
-        prepare.prepare(str(file), [file], "", folder)
-
-    rows = 2 * "".join(json.dumps(row) + "\n" for row in ROWS)
-    made = [("a.jsonl", rows), ("a.txt", 9 * "to be or not to be\n")]
-    return [collect(partial(write, name=name, text=text)) for name, text in made]
+def make_rows() -> list[Files]:
+    return [{"a.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode()}]
 
 
-def read_tokens(folder: Path) -> Corpus:
+def read_rows(folder: Path) -> Corpus:
     """Also draw from the documents."""
-    data = corpus.load(str(folder))
-    corpus.check(data, 256, 4)
-    if isinstance(data.train, Documents):
-        assert data.train.draw(np.arange(8, dtype=np.uint64), 8).tokens.shape == (8, 8)
+    data = corpus.load(str(folder / "a.jsonl"))
+    corpus.check(data, 256, 64)
+    assert isinstance(data.train, Documents)
+    assert data.train.draw(np.arange(8, dtype=np.uint64), 64).tokens.shape == (8, 64)
     return data
 
 
@@ -308,7 +298,7 @@ FORMS = {
     "checkpoint": Form(make_checkpoints, checkpoint.load, sign_checkpoint),
     "weights": Form(make_huggingface, read_weights),
     "ckpt": Form(lambda: [{"ckpt.pt": ckpt(ARGUMENTS)}], read_ckpt),
-    "prepared": Form(make_tokens, read_tokens),
+    "rows": Form(make_rows, read_rows),
     "map": Form(make_maps, read_map),
 }
 
@@ -344,6 +334,10 @@ def damaged(files: Files) -> Iterator[Files]:
 def damaged_structures(name: str, content: bytes) -> Iterator[bytes]:
     if name == "ckpt.pt":
         yield from map(ckpt, changed_values(ARGUMENTS))
+    if name.endswith(".jsonl"):
+        first, *rest = content.splitlines(keepends=True)
+        for tree in changed_values(json.loads(first)):
+            yield b"".join([json.dumps(tree).encode(), b"\n", *rest])
     if name.endswith(".json"):
         yield from (json.dumps(tree).encode() for tree in changed_values(json.loads(content)))
     if name.endswith(".safetensors"):

@@ -133,7 +133,6 @@ EXAMPLES = [
     exchanged("checkpoint", state=edited(
         "checkpoint", "state.json", b'"step": 1000', b'"step": -1')),
     exchanged("checkpoint", state=3000 * b"["),
-    exchanged("prepared", data=b"{}"),
     exchanged("weights", **{
         file.partition(".")[0]: edited("weights", file, b"model.norm.weight", b"model.norm.waight")
         for file in ("model.safetensors.index.json", "a.safetensors")}),

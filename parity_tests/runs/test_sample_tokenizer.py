@@ -1,7 +1,6 @@
-"""`lockstep sample` of a run with a tokenizer, and of one on bytes that lie in a folder."""
+"""`lockstep sample` of a run with a tokenizer."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lockstep.cli import commands
 from lockstep.data.tokenizer import load
-from parity_tests.runs.fake_runs import train
 from parity_tests.weights.folders import config_of, make, run_of
 
 WORDS = {"a": 0, "dog": 1, "barks": 2, "<end>": 3, "<unk>": 4}
@@ -47,18 +45,3 @@ def test_a_tokenizer_is_kept_whole(tmp_path: Path) -> None:
     run_of(run, "torch", config_of(there, policy="fp32").replace(tokenizer=str(named)))
     assert {"config.json", "tokenizer.json"} <= {file.name for file in (run / "init").iterdir()}
     assert load(str(run / "init")).end == []
-
-
-@pytest.mark.parametrize("data", ["text.txt.tokens", "texts"])
-def test_a_run_on_bytes_in_a_folder_is_sampled(
-    data: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run names data that `lockstep data` made without a tokenizer."""
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(place / "cache"))
-    (place / "texts").mkdir()
-    shutil.copy("text.txt", "texts")
-    assert commands.main(["data", "text.txt"]) == 0
-    assert train(f"--data {data}") == 0
-    capsys.readouterr()
-    assert commands.main(["sample", "run", "--prompt", "to be", "--length", "3"]) == 0
-    assert capsys.readouterr().out.startswith("to be")
