@@ -2,9 +2,7 @@
 
 import errno
 import json
-import os
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,11 +13,8 @@ from typing import Any
 import pytest
 
 from lockstep.exits import DONE
-from lockstep.process import ROOT
 from lockstep.train import track
-from parity_tests import fake
 from parity_tests.runs.fake_runs import STEPS, rows, train
-from parity_tests.runs.small_disk import fill, mount
 
 
 class Wandb(ModuleType):
@@ -138,20 +133,3 @@ def test_no_tracker_stops_a_run(
     assert len(warned) == 1 and HOW[how] in warned[0] and "goes on without it" in warned[0]
     assert [row["step"] for row in rows()] == list(range(1, STEPS + 1))
     broken.release.set()
-
-
-def test_a_disk_that_is_really_full_stops_no_run(place: Path) -> None:
-    """The disk of the real package's files alone is full; the process ends as any other."""
-    assert train() == DONE
-    with mount(Path("run/tensorboard")) as disk:
-        fill(disk)
-        command = [sys.executable, "-m", fake.__name__, "--resume", "--out", "run"]
-        done = subprocess.run(
-            [*command, "--steps", str(2 * STEPS), "--track", "tensorboard"],
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (DONE, "")
-    said = [line for line in done.stdout.splitlines() if "--track" in line]
-    why = "OSError: [Errno 28] No space left on device; the run goes on without it"
-    assert said == [f"--track tensorboard: {why}"]
-    assert [row["step"] for row in rows()] == list(range(1, 2 * STEPS + 1))
