@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +33,12 @@ class Job:
     """A measurement, and how it is run.
 
     `work` names a function, "module:function", which is called with `given`. What was given and
-    what it returns is the row. Without it `words` is a command, as after `python -m`, that puts
-    rows of its own into {out}; the job's row then says how it ended.
+    what it returns is the row.
     """
 
     name: str  # of its row
-    work: str = ""
-    given: Mapping[str, Any] = field(default_factory=dict)  # as JSON
-    words: tuple[str, ...] = ()
+    work: str
+    given: Mapping[str, Any]  # as JSON
     device: str = "cpu"
     limit: float = LIMIT  # seconds
 
@@ -106,15 +104,12 @@ def perform(job: Job, out: Path) -> tuple[Row, float]:
         Its row, which says why there is no result if there is none; and the seconds it took.
     """
     began, former = time.perf_counter(), results.read(out, job.device).get(job.name)
-    file = relative_path(out)
-    given = [job.work, json.dumps(dict(job.given)), job.name, job.device, file]
-    words = ["benchmarks.jobs", *given] if job.work else [w.format(out=file) for w in job.words]
-    end = run_apart([sys.executable, "-m", *words], job.limit)
+    given = [job.work, json.dumps(dict(job.given)), job.name, job.device, relative_path(out)]
+    end = run_apart([sys.executable, "-m", "benchmarks.jobs", *given], job.limit)
     row = results.read(out, job.device).get(job.name)
     seconds = time.perf_counter() - began
-    if row is None or row == former:  # the process was killed, or crashed; or it was a command
-        how = end.failure if job.work or end.code else {"status": "ok"}
-        row = results.row(job.name, job.device, seconds, **job.given, **how)
+    if row is None or row == former:  # the process was killed, or crashed
+        row = results.row(job.name, job.device, seconds, **job.given, **end.failure)
         try:
             results.put(out, [row])
         except UserError as error:  # a full disk ends no suite

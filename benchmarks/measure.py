@@ -98,7 +98,7 @@ def reject_unsteady(seconds: list[float]) -> Result:
     """Returns the status of a GPU's row whose windows were disturbed; nothing for a good one.
 
     A CPU's clocks and other processes move by more than that, so its rows have quartiles alone. So
-    have rows of few windows, such as a rehearsal's: their quartiles are single windows.
+    have rows of few windows: their quartiles are single windows.
     """
     if len(seconds) < FEW_WINDOWS:
         return {}

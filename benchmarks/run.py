@@ -150,9 +150,7 @@ def require_gpu() -> None:
     driver, gpus, error = machine.nvidia()
     if not (driver or gpus):
         why = error or "no NVIDIA driver answers"
-        raise UserError(
-            f"--device cuda: no CUDA GPU here ({why}); gpu --device cpu rehearses with toys"
-        )
+        raise UserError(f"--device cuda: no CUDA GPU here ({why}); use --device cpu")
 
 
 if __name__ == "__main__":
