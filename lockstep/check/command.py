@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import extras
-from lockstep.check import compare, page, report
+from lockstep.check import compare, page, report, saved
 from lockstep.check.check import Result
 from lockstep.check.compare import WHAT
 from lockstep.check.recorded import record_like
@@ -16,6 +16,7 @@ from lockstep.check.sides import program, trace
 from lockstep.check.sides.program import require_python
 from lockstep.config.fields import require_choice
 from lockstep.config.kinds import COMPARED, require_exact
+from lockstep.convert.map import map_text
 from lockstep.errors import UserError, printable, require, require_range
 from lockstep.exits import DONE, FAILED, INCOMPLETE
 from lockstep.files import durable
@@ -61,7 +62,8 @@ def _add_check(commands: Any) -> None:
     _add_common(sub)
     sub.add_argument("--map", metavar="FILE", help="pair tensors as in this file, which "
                      "--save-map wrote and you edited (default: none)")  # fmt: skip
-    sub.add_argument("--save-map", metavar="FILE", help="write the mapping to FILE (default: not)")
+    sub.add_argument("--save-map", metavar="FILE", help="write the mapping to FILE, for "
+                     "`lockstep convert` and --map (default: not)")  # fmt: skip
     sub.add_argument("--html", metavar="FILE", help="write the report to FILE as a page "
                      "(default: not)")  # fmt: skip
     sub.add_argument("--json", metavar="FILE", help="write the report to FILE as JSON; - prints it "
@@ -124,15 +126,19 @@ def _check(given: argparse.Namespace) -> int:
     print(_written("--json", result, given) if as_json else "\n".join(report.text(result)))
     for flag, path in outputs.items():
         with durable.writing(f"{flag} {path}"):
-            durable.replace(path, _written(flag, result, given) + "\n")
+            durable.replace(path, _written(flag, result, given).rstrip("\n") + "\n")
     return STATUS[result.verdict]
 
 
 def _written(flag: str, result: Result, given: argparse.Namespace) -> str:
     if flag == "--html":
         return page.page(result, f"lockstep check {given.reference} {given.port}")
-    content = report.to_json(result) if flag == "--json" else report.map_json(result)
-    return json.dumps(content, indent=1)
+    if flag == "--json":
+        return json.dumps(report.to_json(result), indent=1)
+    made, lines = saved.make_map(result)
+    for line in lines:
+        _say(f"{flag}: {line}")
+    return map_text(made)
 
 
 def _record(given: argparse.Namespace) -> int:
@@ -192,7 +198,7 @@ def _read_map(path: Path) -> dict[str, Any]:
         raise UserError(f"--map {path}: {error}; give what --save-map wrote") from None
     except OSError as error:
         raise UserError(f"--map {path}: {error.strerror}; give what --save-map wrote") from None
-    return content
+    return saved.read_proved(content)
 
 
 def _say(line: str) -> None:

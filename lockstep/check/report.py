@@ -206,7 +206,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def map_json(result: Result) -> dict[str, Any]:
-    """Returns the map that `--save-map` writes and `--map` reads."""
+    """Returns the mapping: what `--map` reads."""
     return {
         "tensors": tensors_json(result.mapping), "modules": result.pairs,
         "only_reference": result.mapping.only_reference, "only_port": result.mapping.only_port,

@@ -33,7 +33,7 @@ def test_equal_programs_are_status_0_and_all_is_written(
     assert capsys.readouterr().out.startswith("EQUAL")
     assert json.loads(report.read_text())["verdict"] == "equal"
     assert page.read_text().startswith("<!doctype html>") and "0.weight" in page.read_text()
-    assert json.loads(pairs.read_text())["modules"]["1"] == "1"
+    assert json.loads(pairs.read_text())["proved"]["modules"]["1"] == "1"
 
 
 @pytest.mark.usefixtures("forked_programs")

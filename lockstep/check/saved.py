@@ -1,0 +1,61 @@
+"""What `--save-map` writes: rules for `lockstep convert`, and the mapping that was proved."""
+
+import re
+from typing import Any
+
+from lockstep.check.check import Result
+from lockstep.check.pairing.tensors import Tensors
+from lockstep.check.report import map_json, tensors_json
+from lockstep.convert.derive import derive_rules
+from lockstep.convert.map import Map
+
+# Whole numbers in a torch model's state: no weights, and not compared.
+COUNTERS = ("*num_batches_tracked", "*position_ids")
+
+
+def make_map(result: Result) -> tuple[Map, list[str]]:
+    """Makes the map of a check.
+
+    Returns:
+        The map; what a user should know of it, in lines.
+    """
+    mapping = result.mapping
+    reference, port = mapping.sides
+    derived = derive_rules(tensors_json(mapping), (reference.shapes, port.shapes))
+    abouts = {"reference": result.reference, "port": result.port}
+    made = Map(
+        rules=tuple(derived.rules),
+        sizes=derived.sizes,
+        tied={side: tensors.aliases for side, tensors in zip(abouts, mapping.sides)},
+        unused={
+            "reference": _constants(
+                reference,
+                {entry.reference.name for entry in mapping.entries} | {*mapping.only_reference},
+            ),
+            "port": _constants(
+                port, {entry.port.name for entry in mapping.entries} | {*mapping.only_port}
+            ),
+        },
+        undetermined=tuple(result.guessed),
+        verdict=result.verdict,
+        programs={
+            side: {"program": str(about.get("program", "")), "framework": about["framework"]}
+            for side, about in abouts.items()
+        },
+        proved=map_json(result),
+    )
+    lines = [f"no rule for {name}: {reason}" for name, reason in derived.without.items()]
+    alone = [*mapping.only_reference, *mapping.only_port]
+    lines += [f"no rule for {name}: it has no partner" for name in alone]
+    return made, lines + made.warnings
+
+
+def _constants(side: Tensors, paired: set[str]) -> tuple[str, ...]:
+    """Lists buffers that are constants, with * for numbers, and a torch model's counters."""
+    names = {re.sub(r"\d+", "*", name) for name in side.shapes if name not in paired}
+    return (*sorted(names), *(COUNTERS if side.framework == "torch" else ()))
+
+
+def read_proved(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the mapping in a map's file, or in JSON of its own."""
+    return dict(content.get("proved", content))

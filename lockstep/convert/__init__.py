@@ -1,0 +1,1 @@
+"""Convert checkpoints between two programs by the mapping that `lockstep check` proved."""

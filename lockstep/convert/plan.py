@@ -1,0 +1,572 @@
+"""From the rules of a map and the tensors at hand: which block of which tensor goes where.
+
+A name has indices in braces: `{layer}`, `{2*layer+1}`, or `{stage,layer}`, which counts the pairs
+(stage, layer) that there are, in order.
+
+Needs numpy alone: `lockstep convert --script` copies this file.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from lockstep.convert.axes import (
+    NAME,
+    Region,
+    Sizes,
+    TensorAxes,
+    Unfit,
+    names_of,
+    paired_views,
+    parse_axes,
+    regions,
+    shape_of,
+    solve,
+)
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+SIDES = ("reference", "port")
+AFFINE = re.compile(rf"(?:(\d+)\*)?({NAME})(?:\+(\d+))?")
+DIGITS = r"(0|[1-9]\d*)"
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index of a name: factor * variable + offset, or the number of a tuple among those there.
+
+    Attributes:
+        counted: what a tuple is of, variables and numbers; empty for the other kind.
+        prefix: the pattern before it, by which its tuples are told from others.
+    """
+
+    variable: str = ""
+    factor: int = 1
+    offset: int = 0
+    counted: tuple[str | int, ...] = ()
+    prefix: str = ""
+
+    @property
+    def variables(self) -> list[str]:
+        return [x for x in self.counted if isinstance(x, str)] or [self.variable]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A tensor's name with indices."""
+
+    text: str
+
+    @cached_property
+    def parts(self) -> tuple[str | Index, ...]:
+        """Splits it. Raises Unfit where it is malformed."""
+        parts: list[str | Index] = []
+        before = ""
+        for at, piece in enumerate(re.split(r"\{([^{}]*)\}", self.text)):
+            if at % 2 == 0:
+                if {"{", "}"} & {*piece}:
+                    raise Unfit(f"{self.text}: has a brace without its other")
+                parts.append(piece)
+                before += piece
+                continue
+            words = [word.strip() for word in piece.split(",")]
+            found = AFFINE.fullmatch(words[0])
+            if len(words) > 1 and all(re.fullmatch(rf"{NAME}|\d+", word) for word in words):
+                counted = tuple(int(word) if word.isdigit() else word for word in words)
+                parts.append(Index(counted=counted, prefix=before))
+            elif len(words) == 1 and found and int(found[1] or 1):
+                parts.append(Index(found[2], int(found[1] or 1), int(found[3] or 0)))
+            else:
+                raise Unfit(f"{self.text}: {{{piece}}} is no index; see docs/convert.md")
+            before += "{}"
+        return tuple(parts)
+
+    @cached_property
+    def indices(self) -> list[Index]:
+        return [part for part in self.parts if isinstance(part, Index)]
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        return frozenset(name for index in self.indices for name in index.variables)
+
+    @cached_property
+    def skeleton(self) -> str:
+        """Returns the name without its numbers."""
+        return _without_numbers("".join("0" if isinstance(p, Index) else p for p in self.parts))
+
+    @cached_property
+    def _expression(self) -> re.Pattern[str]:
+        return re.compile(
+            "".join(DIGITS if isinstance(p, Index) else re.escape(p) for p in self.parts)
+        )
+
+    def match(self, name: str, counts: "Counts") -> dict[str, int] | None:
+        """Reads the variables from a name; None where the name is another."""
+        found = self._expression.fullmatch(name)
+        if not found:
+            return None
+        values: dict[str, int] = {}
+        for index, text in zip(self.indices, found.groups()):
+            if len(text) > 9:
+                return None
+            new = _solve_index(index, int(text), counts)
+            if new is None or any(values.get(key, value) != value for key, value in new.items()):
+                return None
+            values |= new
+        return values
+
+    def format(self, values: Mapping[str, int], counts: "Counts") -> str:
+        """Writes the name. Raises Unfit where a counted tuple is not there."""
+        return "".join(
+            part if isinstance(part, str) else str(_index_value(part, values, counts))
+            for part in self.parts
+        )
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
+
+
+Counts = dict[str, list[tuple[int, ...]]]  # by an index's prefix: the tuples that there are, sorted
+
+
+def _tuple_of(index: Index, values: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(values[x] if isinstance(x, str) else x for x in index.counted)
+
+
+def _index_value(index: Index, values: Mapping[str, int], counts: Counts) -> int:
+    if not index.counted:
+        return index.factor * values[index.variable] + index.offset
+    return counts[index.prefix].index(_tuple_of(index, values))
+
+
+def _solve_index(index: Index, number: int, counts: Counts) -> dict[str, int] | None:
+    if not index.counted:
+        value, rest = divmod(number - index.offset, index.factor)
+        return None if rest or value < 0 else {index.variable: value}
+    there = counts.get(index.prefix, [])
+    if number >= len(there):
+        return None
+    values: dict[str, int] = {}
+    for each, value in zip(index.counted, there[number]):
+        if values.setdefault(str(each), value if isinstance(each, str) else each) != value:
+            return None
+    return {name: value for name, value in values.items() if not name.isdigit()}
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """Tensors of the reference, and those of the port that hold the same elements.
+
+    Attributes:
+        reference, port: a name's pattern -> its axes.
+        equal: groups of sizes that were proved for equal numbers alone.
+        some: some layers had none of these when the map was proved.
+    """
+
+    reference: Mapping[str, str]
+    port: Mapping[str, str]
+    equal: tuple[tuple[str, ...], ...] = ()
+    some: bool = False
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.reference)} <-> {', '.join(self.port)}"
+
+    def axes(self, side: str) -> dict[Pattern, TensorAxes]:
+        return {_pattern(text): parse_axes(axes) for text, axes in getattr(self, side).items()}
+
+    def indices(self, side: str) -> set[str]:
+        """Returns the variables in the names of one side."""
+        return {name for pattern in self.axes(side) for name in pattern.variables}
+
+    def stacked(self, side: str) -> set[str]:
+        """Returns the variables in the names of a side that are axes on the other."""
+        other = SIDES[side == SIDES[0]]
+        return self.indices(side) - self.indices(other)
+
+    def blocks(self, side: str) -> list[tuple[frozenset[str], Pattern, Region]]:
+        """Lists the regions of a side, with the key that the same elements have on the other."""
+        stacked = self.stacked(side)
+        return [
+            (region.key | (stacked & pattern.variables), pattern, region)
+            for pattern, axes in self.axes(side).items()
+            for region in regions(axes)
+        ]
+
+    @cached_property
+    def alias(self) -> dict[str, str]:
+        """Maps sizes that are equal to the first of them."""
+        return {name: names[0] for names in self.equal for name in names}
+
+    def validate(self) -> None:
+        """Raises Unfit unless both sides hold the same elements."""
+        keys = {side: {key for key, *_ in self.blocks(side)} for side in SIDES}
+        for side, other in (SIDES, SIDES[::-1]):
+            for key in keys[side] - keys[other]:
+                what = " ".join(sorted(key)) or "a number"
+                raise Unfit(f"{self}: the {side} has the block of {what}, the {other} has not")
+            for pattern, axes in self.axes(side).items():
+                if pattern.variables & names_of(axes):
+                    raise Unfit(f"{self}: a size of {pattern.text} is also its index")
+
+
+@cache
+def _pattern(text: str) -> Pattern:
+    return Pattern(text)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One block of a source's tensor, for one of a target's."""
+
+    source: str
+    regions: tuple[Region, Region]
+    sizes: Sizes
+    places: Sizes
+
+    def views(self, source: Any, target: Any) -> tuple[np.ndarray, np.ndarray]:
+        return paired_views(source, target, self.regions, self.sizes, self.places)
+
+
+@dataclass
+class Plan:
+    """What a conversion does.
+
+    Attributes:
+        shapes: of the target's tensors, in the order of the map.
+        copies: the blocks of each; of several that are the same block, all but the first are in
+            `same`.
+        same: blocks that must hold what the target then holds.
+        unused: the source's tensors that the map says need no partner.
+        tied: another name in the target -> the tensor that it has.
+        sizes: what was solved for the sizes that hold for the whole model.
+    """
+
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    copies: dict[str, list[Copy]] = field(default_factory=dict)
+    same: dict[str, list[Copy]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Instance:
+    """A rule with its indices: one layer's, say."""
+
+    rule: TensorRule
+    fixed: dict[str, int]
+    names: dict[Pattern, dict[tuple[int, ...], str]]  # the source's, by stacked variables
+    sizes: dict[str, int]
+
+
+def make_plan(
+    rules: Sequence[TensorRule], source: Shapes, *, back: bool = False,
+    wanted: Shapes | None = None,
+    sizes: Mapping[str, Any] | None = None, shared: Sequence[str] = (),
+    tied: Mapping[str, Mapping[str, str]] | None = None,
+    unused: Mapping[str, Sequence[str]] | None = None,
+) -> Plan:  # fmt: skip
+    """Applies rules to a source's tensors.
+
+    Args:
+        source: names and shapes; of the port if `back`, else of the reference.
+        wanted: names and shapes of the target, where they are known.
+        sizes: sizes that are given by name; a list of numbers for a counted index.
+        shared: the names of sizes that hold for the whole model; all others are a tensor's own.
+        tied: by side, other names of tensors.
+        unused: by side, names of tensors that need no partner, with * for any text.
+
+    Raises:
+        Unfit: a tensor is missing or left over, or a size does not follow from the shapes.
+    """
+    here, there = SIDES[::-1] if back else SIDES
+    given = {**(sizes or {})}
+    counts = _count(rules, source, wanted or {}, given, here, there)
+    plan = Plan(sizes={name: n for name, n in given.items() if isinstance(n, int)})
+    source = _resolve_ties(plan, source, (tied or {}).get(here, {}), rules, here)
+    instances, used = _match(rules, source, counts, here, wanted is None)
+    rest = [name for name in source if name not in used and name not in plan.renamed]
+    idle = (unused or {}).get(here, ())
+    plan.unused = [name for name in rest if any(fnmatchcase(name, each) for each in idle)]
+    for name in rest:
+        if name not in plan.unused:
+            raise Unfit(f"{name}: the map does not say where it goes; add a rule, or add its name "
+                        f'to "unused"')  # fmt: skip
+    _solve_sizes(instances, source, wanted, counts, plan, here, there, {*shared})
+    for instance in instances:
+        _plan_targets(instance, counts, plan, here, there)
+    others = (tied or {}).get(there, {})
+    plan.tied = {other: name for other, name in others.items() if name in plan.shapes}
+    _require_wanted(plan, wanted, (unused or {}).get(there, ()))
+    return plan
+
+
+def _count(
+    rules: Sequence[TensorRule], source: Shapes, wanted: Shapes, sizes: dict[str, Any], here: str,
+    there: str,
+) -> Counts:  # fmt: skip
+    """Finds the tuples of counted indices, from the names of the side that has them one by one."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for rule in rules:
+        for counting, plain, names in ((there, here, source), (here, there, wanted)):
+            indices = {i for p in rule.axes(counting) for i in p.indices if i.counted}
+            if not indices:
+                continue
+            for pattern in rule.axes(plain):
+                for name in names:
+                    values = pattern.match(name, {})
+                    for index in indices if values is not None else ():
+                        if {*index.variables} <= {*(values or {})}:
+                            found.setdefault(index.prefix, set()).add(
+                                _tuple_of(index, values or {})
+                            )
+            for index in indices:
+                listed = sizes.get(index.variables[-1])
+                if isinstance(listed, list) and len(index.counted) == 2 and not names:
+                    pairs = {(i, j) for i, n in enumerate(listed) for j in range(n)}
+                    found.setdefault(index.prefix, set()).update(pairs)
+                elif counting == here and not names and isinstance(index.counted[-1], str):
+                    last = index.counted[-1]
+                    raise Unfit(f"{rule}: give the number of each {last}, such as --size "
+                                f"{last}=3,4,6,3, or --like FILE")  # fmt: skip
+    return {prefix: sorted(tuples) for prefix, tuples in found.items()}
+
+
+def _resolve_ties(
+    plan: Plan, source: Shapes, tied: Mapping[str, str], rules: Sequence[TensorRule], here: str
+) -> Shapes:
+    """Lets the source's other names of tensors stand for these."""
+    for other, name in tied.items():
+        if other in source:
+            plan.renamed[other] = name
+            if name not in source:
+                source = {name if each == other else each: s for each, s in source.items()}
+    return source
+
+
+def _match(
+    rules: Sequence[TensorRule], source: Shapes, counts: Counts, here: str, exact: bool
+) -> tuple[list[_Instance], set[str]]:
+    """Finds the source's tensors of each rule.
+
+    Args:
+        exact: each layer that has any tensor has all, as when the map was proved.
+    """
+    owners: dict[str, tuple[int, int, Pattern, dict[str, int]]] = {}
+    by_skeleton: dict[str, list[tuple[int, Pattern]]] = {}
+    for number, rule in enumerate(rules):
+        for pattern in rule.axes(here):
+            by_skeleton.setdefault(pattern.skeleton, []).append((number, pattern))
+    for name in source:
+        for number, pattern in by_skeleton.get(_without_numbers(name), []):
+            values = pattern.match(name, counts)
+            if values is None:
+                continue
+            fewer = len(pattern.variables)
+            if name in owners and owners[name][0] == fewer:
+                raise Unfit(f"{name}: the map has two rules for it")
+            if name not in owners or owners[name][0] > fewer:
+                owners[name] = fewer, number, pattern, values
+    instances: dict[tuple[int, tuple[tuple[str, int], ...]], _Instance] = {}
+    for name, (_, number, pattern, values) in owners.items():
+        rule = rules[number]
+        stacked = rule.stacked(here)
+        fixed = {key: value for key, value in values.items() if key not in stacked}
+        place = tuple(values[key] for key in sorted(stacked & pattern.variables))
+        key = number, tuple(sorted(fixed.items()))
+        instance = instances.setdefault(key, _Instance(rule, fixed, {}, {}))
+        instance.names.setdefault(pattern, {})[place] = name
+    _require_complete(rules, owners, counts, here, exact)
+    for instance in instances.values():
+        _require_whole(instance, counts, here)
+    ordered = sorted(instances, key=lambda key: (key[0], key[1]))
+    return [instances[key] for key in ordered], {*owners}
+
+
+def _require_complete(
+    rules: Sequence[TensorRule], owners: Mapping[str, tuple[int, int, Pattern, dict[str, int]]],
+    counts: Counts, here: str, exact: bool,
+) -> None:  # fmt: skip
+    """Raises Unfit where a layer lacks a tensor: indices of one name have the same values in all
+    names, as when the map was proved."""
+    have: dict[tuple[int, Pattern], set[tuple[tuple[str, int], ...]]] = {}
+    for _, number, pattern, values in owners.values():
+        have.setdefault((number, pattern), set()).add(tuple(sorted(values.items())))
+    every: dict[frozenset[str], set[tuple[tuple[str, int], ...]]] = {}
+    for (_, pattern), found in have.items():
+        every.setdefault(pattern.variables, set()).update(found)
+    for number, rule in enumerate(rules):
+        patterns = [pattern for pattern in rule.axes(here) if (number, pattern) in have]
+        for pattern in patterns or [*rule.axes(here)][:1]:
+            wanted = {tuple(item for item in values if item[0] in pattern.variables)
+                      for names, them in every.items() if pattern.variables <= names
+                      for values in them}  # fmt: skip
+            missing = sorted((wanted or {()}) - have.get((number, pattern), set()))
+            if missing and not rule.some and (exact or not patterns):
+                shown = _show(pattern, dict(missing[0]), counts)
+                raise Unfit(f"{shown}: the source has no such tensor")
+
+
+def _require_whole(instance: _Instance, counts: Counts, here: str) -> None:
+    """Raises Unfit where a tensor of a rule is not there, unless another is its copy."""
+    rule, stacked = instance.rule, instance.rule.stacked(here)
+    there_are = {key for key, pattern, _ in rule.blocks(here) if pattern in instance.names}
+    for pattern in rule.axes(here):
+        keys = {key for key, each, _ in rule.blocks(here) if each == pattern}
+        if pattern not in instance.names and not keys <= there_are:
+            shown = _show(pattern, instance.fixed, counts)
+            raise Unfit(f"{shown}: the source has no such tensor")
+    for pattern, names in instance.names.items():
+        own = sorted(stacked & pattern.variables)
+        for at, variable in enumerate(own):
+            n = len({place[at] for place in names})
+            if instance.sizes.setdefault(variable, n) != n:
+                raise Unfit(f"{pattern.text}: has {n} of {variable}, and another tensor of its "
+                            f"rule {instance.sizes[variable]}")  # fmt: skip
+        for place in itertools.product(*(range(instance.sizes[v]) for v in own)):
+            if place not in names:
+                shown = _show(pattern, {**instance.fixed, **dict(zip(own, place))}, counts)
+                raise Unfit(f"{shown}: the source has no such tensor, but later ones")
+
+
+def _show(pattern: Pattern, values: Mapping[str, int], counts: Counts) -> str:
+    try:
+        return pattern.format(values, counts)
+    except (KeyError, ValueError):
+        return pattern.text
+
+
+def _solve_sizes(
+    instances: Sequence[_Instance], source: Shapes, wanted: Shapes | None, counts: Counts,
+    plan: Plan, here: str, there: str, shared: set[str],
+) -> None:  # fmt: skip
+    open_ = [
+        (each, *tensor)
+        for each in instances
+        for tensor in _at_hand(each, source, wanted, counts, here, there)
+    ]
+    for _, where, axes, shape in open_:
+        if len(shape) != len(axes.dims):
+            raise Unfit(f"{where}: has {len(shape)} axes, the map says {len(axes.dims)}")
+    for instance in instances:
+        for name, size in plan.sizes.items():
+            alias = instance.rule.alias
+            if instance.sizes.setdefault(alias.get(name, name), size) != size:
+                others = " = ".join(n for n, one in alias.items() if one == alias[name])
+                raise Unfit(
+                    f"{instance.rule}: {name}={size}, but {others} was proved for equal "
+                    "numbers alone; prove it with others, and save the map again"
+                )
+    first: dict[str, str] = {}  # where a shared size was solved
+    while open_:
+        left = []
+        for instance, where, axes, shape in open_:
+            known = instance.sizes
+            known |= {name: size for name, size in plan.sizes.items() if name not in known}
+            for dim, total in zip(axes.dims, shape):
+                try:
+                    name = solve(dim, total, known, instance.rule.alias)
+                except Unfit as error:
+                    told = [
+                        f"{n} is of {first[n]}" for n in known if n in names_of(axes) & {*first}
+                    ]
+                    raise Unfit("; ".join([f"{where}: {error}", *told])) from None
+                if name in shared:
+                    plan.sizes[name], first[name] = known[name], where
+            if not {instance.rule.alias.get(n, n) for n in names_of(axes)} <= {*known}:
+                left.append((instance, where, axes, shape))
+        if len(left) == len(open_) and not _progress(left, plan):
+            break
+        open_ = left
+    for instance in instances:
+        alias = instance.rule.alias
+        instance.sizes |= {
+            name: instance.sizes[one] for name, one in alias.items() if one in instance.sizes
+        }
+        every = {name for side in SIDES for axes in instance.rule.axes(side).values()
+                 for name in names_of(axes)}  # fmt: skip
+        unknown = every - {*instance.sizes} - {*instance.fixed}
+        if lacking := sorted({alias.get(name, name) for name in unknown}):
+            words = " ".join(f"--size {name}=N" for name in lacking)
+            some = "one or more of " if len(lacking) > 1 else ""
+            raise Unfit(f"{instance.rule}: the shapes at hand do not tell {', '.join(lacking)}; "
+                        f"give {some}{words}, or --like FILE")  # fmt: skip
+
+
+def _progress(left: Sequence[tuple[_Instance, str, TensorAxes, Shape]], plan: Plan) -> bool:
+    """Says if a size that one tensor told is not yet known to another."""
+    return any(name in names_of(axes) and name not in instance.sizes
+               for instance, _, axes, _ in left for name in plan.sizes)  # fmt: skip
+
+
+def _at_hand(
+    instance: _Instance, source: Shapes, wanted: Shapes | None, counts: Counts, here: str,
+    there: str,
+) -> Iterator[tuple[str, TensorAxes, Shape]]:  # fmt: skip
+    """Yields names, axes and shapes of an instance's tensors, of the target too where known."""
+    rule = instance.rule
+    for pattern, axes in rule.axes(here).items():
+        for name in instance.names.get(pattern, {}).values():
+            yield name, axes, source[name]
+    if wanted is None:
+        return
+    stacked = rule.stacked(there)
+    for pattern, axes in rule.axes(there).items():
+        places: dict[str, int] = {}
+        plain = not any(index.counted for index in pattern.indices) and not stacked
+        names = [pattern.format(instance.fixed, counts)] if plain else [*wanted]
+        for name in names:
+            values = pattern.match(name, counts) if name in wanted else None
+            if values is None or any(instance.fixed[k] != v for k, v in values.items()
+                                     if k in instance.fixed):  # fmt: skip
+                continue
+            for variable in stacked & {*values}:
+                places[variable] = max(places.get(variable, 0), values[variable] + 1)
+            yield name, axes, wanted[name]
+        instance.sizes |= places
+
+
+def _plan_targets(instance: _Instance, counts: Counts, plan: Plan, here: str, there: str) -> None:
+    rule = instance.rule
+    sources: dict[frozenset[str], list[tuple[Pattern, Region]]] = {}
+    for key, pattern, region in rule.blocks(here):
+        if pattern in instance.names:
+            sources.setdefault(key, []).append((pattern, region))
+    unstacked, stacked = rule.stacked(there), rule.stacked(here)
+    for pattern, axes in rule.axes(there).items():
+        own = sorted(unstacked & pattern.variables)
+        for place in itertools.product(*(range(instance.sizes[name]) for name in own)):
+            at = dict(zip(own, place))
+            name = pattern.format({**instance.fixed, **at}, counts)
+            if name in plan.shapes:
+                raise Unfit(f"{name}: the map fills it twice")
+            plan.shapes[name] = shape_of(axes, instance.sizes)
+            plan.copies[name], plan.same[name] = [], []
+            for region in regions(axes):
+                key = region.key | (unstacked & pattern.variables)
+                for number, (theirs, block) in enumerate(sources[key]):
+                    names = sorted(stacked & theirs.variables)
+                    for values, tensor in instance.names[theirs].items():
+                        places = {**at, **dict(zip(names, values))}
+                        copy = Copy(tensor, (block, region), instance.sizes, places)
+                        (plan.same if number else plan.copies)[name].append(copy)
+
+
+def _require_wanted(plan: Plan, wanted: Shapes | None, unused: Sequence[str]) -> None:
+    for name, shape in (wanted or {}).items():
+        idle = name in plan.tied or any(fnmatchcase(name, each) for each in unused)
+        if name not in plan.shapes and not idle:
+            raise Unfit(f"{name}: the target has it, and the map does not fill it")
+        if name in plan.shapes and plan.shapes[name] != tuple(shape):
+            raise Unfit(f"{name}: would be {list(plan.shapes[name])}, the target has {list(shape)}")
+    for name in plan.shapes:
+        if wanted is not None and name not in wanted:
+            raise Unfit(f"{name}: the target has no such tensor")

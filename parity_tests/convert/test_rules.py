@@ -1,0 +1,199 @@
+"""Rules are derived from small models, and hold for models of other sizes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lockstep.convert.axes import Unfit, axes_text, parse_axes
+from lockstep.convert.derive import derive_rules
+from lockstep.convert.map import KEY, Map, map_json, map_text, parse_map
+from lockstep.convert.plan import TensorRule, make_plan
+from parity_tests.convert.proofs import PROOFS, Proof, convert_arrays, pair, random_arrays
+
+EVERY = pytest.mark.parametrize("proof", PROOFS.values(), ids=[*PROOFS])
+
+
+@EVERY
+def test_the_rule_is_the_one_that_a_person_would_write(proof: Proof) -> None:
+    derived = proof.derive()
+    assert derived.without == {}
+    assert [(rule.reference, rule.port) for rule in derived.rules] == [*proof.rules]
+
+
+@EVERY
+def test_rules_give_what_was_proved_and_back(proof: Proof) -> None:
+    source, map_ = random_arrays(proof.reference), parse_map(json.loads(map_text(proof.map())))
+    how = {"sizes": {name: size for name, size in map_.sizes.items()}} if proof.sizes else {}
+    _, port = convert_arrays(map_, source, wanted=proof.port, **how)
+    expected = proof.to_port(source)
+    assert port.keys() == expected.keys()
+    assert all(np.array_equal(port[name], x) for name, x in expected.items())
+    _, back = convert_arrays(map_, port, back=True, wanted=proof.reference, **how)
+    assert all(np.array_equal(back[name], x) for name, x in source.items())
+
+
+@EVERY
+def test_rules_hold_at_another_size(proof: Proof) -> None:
+    """Without the target's shapes: what the source's do not tell is given by name."""
+    shapes, wanted = proof.large
+    source, sizes = random_arrays(shapes), dict(proof.sizes)
+    _, port = convert_arrays(proof.map(), source, sizes=sizes)
+    assert {name: x.shape for name, x in port.items()} == wanted
+    _, back = convert_arrays(proof.map(), port, back=True, sizes=sizes)
+    assert back.keys() == source.keys()
+    assert all(np.array_equal(back[name], x) for name, x in source.items())
+
+
+@EVERY
+def test_a_tensor_less_is_named(proof: Proof) -> None:
+    shapes, wanted = proof.large
+    for left_out in [*shapes][::3]:
+        source = {name: shape for name, shape in shapes.items() if name != left_out}
+        with pytest.raises(Unfit, match="no such tensor|does not fill|list no|give|has no"):
+            make_plan(proof.map().rules, source, wanted=wanted, sizes=dict(proof.sizes))
+
+
+@EVERY
+def test_what_shapes_do_not_tell_is_asked_for(proof: Proof) -> None:
+    shapes, wanted = proof.large
+    if proof.sizes:
+        with pytest.raises(Unfit, match="--size"):
+            for source, back in ((shapes, False), (wanted, True)):
+                make_plan(proof.map().rules, source, back=back)
+
+
+def test_a_map_is_read_as_it_was_written() -> None:
+    rules = tuple(rule for proof in PROOFS.values() for rule in proof.derive().rules)
+    map_ = Map(
+        rules, {"n4": 4}, {"reference": {"lm_head": "wte"}}, {"port": ("*.rngs.*",)}, ("a",),
+        "equal", {"port": {"program": "port.py", "framework": "jax"}}, {"tensors": []},
+    )  # fmt: skip
+    assert parse_map(json.loads(map_text(map_))) == map_
+
+
+@pytest.mark.parametrize("text", ["a b", "q+k+v a", "(n4 q+k+v) b", "[q] a n4 n2", "-a b", "1 a",
+                                  "q:(a b)+k:(c b) d", "(f gate:1+up:1) d", ""])  # fmt: skip
+def test_axes_are_written_as_they_are_read(text: str) -> None:
+    assert axes_text(parse_axes(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a a", "a+", "(a", "a)", "[a b", "a b]", "()", "a:", "2 a", "é", "a+a", "q:a+q:b",
+             "--a", "(a b)+c", "-", "+a", "a:b:c"])  # fmt: skip
+def test_malformed_axes_are_refused(text: str) -> None:
+    with pytest.raises(Unfit, match="axes"):
+        parse_axes(text)
+
+
+GOOD = {KEY: 1, "rules": [{"reference": {"a.{i}": "x y"}, "port": {"b.{i}": "y x"}}]}
+RULE = GOOD["rules"][0]  # type: ignore[index]
+
+
+def changed(**fields: object) -> dict[str, object]:
+    return GOOD | {"rules": [RULE | fields]}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({}, "no map: it has no lockstep_map"),
+        ({"tensors": []}, "no map"),
+        (GOOD | {KEY: 2}, "a map of version 2"),
+        (GOOD | {KEY: True}, "no map"),
+        (GOOD | {"rule": 1}, "'rule' is no field"),
+        (GOOD | {"rules": []}, "an empty one"),
+        (GOOD | {"rules": [3]}, r"rules\[0\]: no object"),
+        (GOOD | {"sizes": {"a": 0}}, "positive whole"),
+        (GOOD | {"sizes": {"a": 1.5}}, "positive whole"),
+        (GOOD | {"tied": {"other": {}}}, "sides other than"),
+        (GOOD | {"unused": {"port": "a"}}, "unused: not made of short texts"),
+        (changed(port={}), "no tensor of the port"),
+        (changed(port={"b.{i}": "y"}), "the reference has the block of x y, the port has not"),
+        (changed(port={"b.{i}": "y z"}), "has the block of"),
+        (changed(port={"b": "y x"}), "has the block of i x y"),
+        (changed(port={"b.{j}": "y x"}), "has the block of"),
+        (changed(port={"b.{i": "y x"}), "a brace without its other"),
+        (changed(port={"b.{i-1}": "y x"}), "is no index"),
+        (changed(port={"b.{0*i}": "y x"}), "is no index"),
+        (changed(reference={"a.{i}": "i"}, port={"b.{i}": "i"}), "is also its index"),
+        (changed(port={"b.{i}": 3}), "not made of short texts"),
+        (changed(to={}), "the field 'to'"),
+        (changed(equal=["x", "y"]), "equal: not made of short texts"),
+        (changed(equal=[[]]), "empty list"),
+        (changed(some=1), "neither true nor false"),
+        (changed(port={"b.{i}": "(" * 100_000}), "malformed|short texts"),
+        (changed(port={"b.{i}": "(" * 9_000 + "a" + ")" * 9_000}), "malformed|short texts|deep"),
+    ],
+)
+def test_a_malformed_map_is_refused(content: dict[str, object], problem: str) -> None:
+    with pytest.raises(Unfit, match=problem):
+        parse_map(content)
+
+
+RULES = parse_map(GOOD).rules
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "problem"),
+    [
+        ({"a.0": (2, 3), "z": (1,)}, {}, "z: the map does not say where it goes"),
+        ({}, {}, r"a.\{i\}: the source has no such tensor"),
+        ({"a.0": (2,)}, {}, "a.0: has 1 axes, the map says 2"),
+        ({"a.0": (2, 3)}, {"wanted": {"b.0": (2, 3)}}, "b.0"),
+        ({"a.0": (2, 3)}, {"wanted": {"b.0": (3, 2), "b.1": (3, 2)}}, "b.1: the target has it"),
+        ({"a.0": (2, 3), "a.1": (2, 3)}, {"wanted": {"b.0": (3, 2)}}, "b.1: the target has no"),
+        ({"a.00": (2, 3), "a.0": (2, 3)}, {}, "a.00: the map does not say"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    source: dict[str, tuple[int, ...]], how: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(Unfit, match=problem):
+        make_plan(RULES, source, **how)  # type: ignore[arg-type]
+
+
+def test_sizes_proved_for_equal_numbers_hold_for_no_others() -> None:
+    proof = PROOFS["a fused projection"]
+    rules, source = proof.map().rules, {"c.weight": (16, 5)}
+    wanted = {"q.kernel": (5, 8), "k.kernel": (5, 4), "v.kernel": (5, 4)}
+    with pytest.raises(Unfit, match="cannot be 16|cannot be 8|cannot be 4"):
+        make_plan(rules, source, wanted=wanted)
+    unequal = [TensorRule(rule.reference, rule.port) for rule in rules]
+    assert make_plan(unequal, source, wanted=wanted).shapes == wanted
+    assert make_plan(unequal, source, sizes={"q": 8, "k": 4}).shapes == wanted
+    assert proof.map().warnings == ["q = k = v was proved for equal numbers alone"]
+
+
+def test_two_sizes_of_one_number_are_told() -> None:
+    """Heads of two channels, and two groups of keys: which is which is not proved."""
+    fused = [pair("c", n, [0], [[0, start, stop, False]])
+             for n, start, stop in (("q", 0, 8), ("k", 8, 12))]  # fmt: skip
+    derived = derive_rules(fused, ({"c": (12,)}, {"q": (4, 2), "k": (2, 2)}))
+    assert "had one number" in " ".join(Map(tuple(derived.rules), derived.sizes).warnings)
+
+
+def test_other_names_of_a_tensor_stand_for_it() -> None:
+    map_ = Map((TensorRule({"wte": "v d"}, {"embed": "v d"}),),
+               tied={"reference": {"head": "wte"}})  # fmt: skip
+    for source in ({"wte": (3, 2)}, {"head": (3, 2)}, {"wte": (3, 2), "head": (3, 2)}):
+        plan = make_plan(map_.rules, source, tied=map_.tied)
+        assert plan.shapes == {"embed": (3, 2)}
+    back = make_plan(map_.rules, {"embed": (3, 2)}, back=True, tied=map_.tied)
+    assert (back.shapes, back.tied) == ({"wte": (3, 2)}, {"head": "wte"})
+
+
+def test_irregular_orders_have_no_rule() -> None:
+    shuffled = [3, 17, 4, 1, 9, 12, 6, 0, 19, 2, 11, 5, 14, 8, 7, 16, 13, 10, 18, 15]
+    rows = [pair("a", "b", [0], [[0, i, i + 1, True]], [[0, j, j + 1, True]])
+            for i, j in enumerate(shuffled)]  # fmt: skip
+    derived = derive_rules(rows, ({"a": (20, 2)}, {"b": (20, 2)}))
+    assert derived.rules == [] and derived.without == {"a": "its parts stand in no regular order"}
+    part = derive_rules([pair("a", "b", [0], [[0, 0, 3, False]])], ({"a": (4,)}, {"b": (3,)}))
+    assert "no partner" in part.without["a"]
+
+
+def test_the_file_is_json_with_a_line_for_each_side_of_a_rule() -> None:
+    map_ = PROOFS["a fused projection"].map()
+    assert json.loads(map_text(map_)) == map_json(map_)
+    assert '{"reference": {"c.weight": "q+k+v a"},\n' in map_text(map_)
