@@ -110,7 +110,7 @@ class Trainer:
         """
         (trained, opt_state, finite), (micro_step, batch) = carry, numbered
         dropout = self.dropout(state.step, micro_step)
-        weights = self.weights(state, dropout)
+        weights = self.weights(state)
 
         def loss(trained: Params) -> Array:
             return self.micro_batch_loss(weights | trained, batch, dropout, target_count)
@@ -211,7 +211,7 @@ class Trainer:
         return self.evaluation_model(state)(batch)
 
     def evaluation_model(self, state: State) -> GPT:
-        return self.model(self.weights(state, Dropout.off()))
+        return self.model(self.weights(state))
 
     # Overridden by features in extra/.
 
@@ -227,8 +227,8 @@ class Trainer:
         """Measures each tensor; returns (P,), in the order of `tensor_names`."""
         return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
 
-    def weights(self, state: State, dropout: Dropout) -> Params:
-        """Returns the model's variables; `extra/formats` adds scales, and keys from dropout's."""
+    def weights(self, state: State) -> Params:
+        """Returns the model's variables; delayed scaling adds scales."""
         return state.params
 
     def batch_loss(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.config.policy import Dtypes, Roles
 from lockstep.errors import require
-from lockstep.formats.table import RECIPES, Recipe, find_recipe, native_recipes
+from lockstep.formats.table import Recipe, find_recipe, native_recipes
 
 GB = 10**9
 TERA = 10**12
@@ -86,7 +86,6 @@ class Device:
     half: float  # FLOP/s of 16-bit matmuls
     tf32: float
     single: float
-    float4: float = 0  # of 4-bit ones
     platform: str = "cuda"  # its kind, as `--device` names it
     model: str = ""  # a pattern of words in the name by which the driver knows it
     capability: tuple[int, int] | None = None  # NVIDIA's; None elsewhere
@@ -126,17 +125,17 @@ class Device:
         if roles.compute == "float64":
             return 0
         if roles.recipe in self.capabilities.recipes:
-            return self.float4 if RECIPES[roles.recipe].bits == 4 else self.float8
+            return self.float8
         return self.rate(roles.compute, roles.tf32)
 
 
 def _gpu(name: str, model: str, capability: tuple[int, int], memory: float, bandwidth: float,
-         half: float, tf32: float, single: float, float4: float = 0, *,
+         half: float, tf32: float, single: float, *,
          pcie: float, nvlink: float = 0) -> Device:  # fmt: skip
-    """GB, GB/s, TFLOP/s in 16 bit, TF32, float32 and 4 bit; GB/s of the links."""
+    """GB, GB/s, TFLOP/s in 16 bit, TF32 and float32; GB/s of the links."""
     return Device(name=name, model=model, capability=capability, memory=memory * GB,
                   bandwidth=bandwidth * GB, half=half * TERA, tf32=tf32 * TERA,
-                  single=single * TERA, float4=float4 * TERA, pcie=pcie * GB,
+                  single=single * TERA, pcie=pcie * GB,
                   nvlink=nvlink * GB)  # fmt: skip
 
 
@@ -150,13 +149,13 @@ DEVICES = {device.name: device for device in (
     _gpu("h100-pcie", "H100 PCIe", (9, 0), 80, 2039, 756, 378, 51, pcie=64),
     _gpu("h100", "H100", (9, 0), 80, 3350, 989, 494.5, 67, pcie=64, nvlink=450),
     _gpu("h200", "H200", (9, 0), 141, 4800, 989, 494.5, 67, pcie=64, nvlink=450),
-    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75, 9000, pcie=64, nvlink=900),
+    _gpu("b200", "B200", (10, 0), 180, 7700, 2250, 1125, 75, pcie=64, nvlink=900),
     _gpu("rtx-3080", "RTX 3080", (8, 6), 10, 760, 59.5, 29.8, 29.8, pcie=32),
     _gpu("rtx-3090", "RTX 3090", (8, 6), 24, 936, 71, 35.6, 35.6, pcie=32),
     _gpu("rtx-a5000", "RTX A5000", (8, 6), 24, 768, 111.1, 55.6, 27.8, pcie=32),
     _gpu("rtx-a6000", "RTX A6000", (8, 6), 48, 768, 154.8, 77.4, 38.7, pcie=32),
     _gpu("rtx-4090", "RTX 4090", (8, 9), 24, 1008, 165.2, 82.6, 82.6, pcie=32),
-    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8, 1676, pcie=64),
+    _gpu("rtx-5090", "RTX 5090", (12, 0), 32, 1792, 209.5, 104.8, 104.8, pcie=64),
     Device(name="m2", platform="mps", memory=16 * GB, bandwidth=100 * GB, half=3.6 * TERA, tf32=0,
            single=3.6 * TERA, frameworks=("torch",)),
     Device(name="tpu-v4", platform="tpu", memory=32 * GB, bandwidth=1228 * GB, half=275 * TERA,

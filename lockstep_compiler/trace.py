@@ -223,7 +223,6 @@ def _matmul(name: str, args: Any) -> tuple[int, int, int] | None:
     else:
         return None
     *batch, m, k = left.shape
-    k *= 2 if left.dtype == torch.float4_e2m1fn_x2 else 1  # two in a byte
     return matmul_size(m, right.shape[-1], k, batch[0] if batch else 1)
 
 

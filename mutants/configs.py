@@ -24,7 +24,6 @@ CLIPPED_FP16: Flags = FP16 | LEAN | {"clip": 0.5}
 POLICY_FP8: Flags = {"policy": "fp8", "accum": 1}
 # In float64 a format's rounding is all that is left, and one layer shows it.
 FP8: Flags = LEAN | {"formats": "blocks=fp8"}
-NVFP4: Flags = LEAN | {"formats": "blocks=nvfp4"}
 DELAYED: Flags = LEAN | {"formats": "blocks=fp8-delayed"}
 SCALED: Flags = LEAN | {"policy": "fp16", "formats": "blocks=fp8-delayed"}
 OWN: Flags = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}

@@ -467,6 +467,12 @@ def masks_of_64_bits(right, key, p, shape):
     return right(key, 0.9, shape)
 
 
+@same(suffix="-jax")
+@wraps(dropout, "Dropout.__init__")
+def mask_without_micro_step(right, self, rate, **key):
+    return right(self, rate, **key | {"micro_step": 0})
+
+
 @bug(rung=8)
 @wraps(dropout, "Dropout.key_of")
 def one_mask_for_all_layers(right, self, layer, site):

@@ -26,7 +26,7 @@ def copy_with_another_scale() -> Plant:
         least = own.power_of_two(jnp.abs(dy).max(), E4M3.largest)
         dx = own.quantize(dy, recipe.dy, -1) @ own.round_to(weight, E4M3, least).T
         dweight = own.quantize(x, recipe.x, -2).T @ own.quantize(dy, recipe.dy, -2)
-        return dx, dweight, None if biased is None else dy.sum(0), None, None
+        return dx, dweight, None if biased is None else dy.sum(0), None
 
     return lambda: products.rounded_linear.defvjp(products._linear_forward, backward)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from lockstep.config import policy
 from lockstep.formats.table import E4M3, RECIPES
 from lockstep.parity.bug import Bug
-from mutants.configs import DELAYED, FP8, NVFP4, POLICY_FP8, SCALED
+from mutants.configs import DELAYED, FP8, POLICY_FP8, SCALED
 from mutants.declare import Declare
 from mutants.patch import Later, Plant, wrap
 
@@ -16,8 +16,6 @@ class Twin(NamedTuple):
     """The modules of one twin in which these are planted."""
 
     bridge: Any
-    dropout: Any
-    products: Any
     rounding: Any
 
 
@@ -28,8 +26,6 @@ in_torch = Declare(
     TORCH,
     Twin(
         Later("torch_ref.io.bridge"),
-        Later("torch_ref.dropout"),
-        Later("torch_ref.extra.formats.products"),
         Later("torch_ref.extra.formats.rounding"),
     ),
 )
@@ -38,8 +34,6 @@ in_jax = Declare(
     JAX,
     Twin(
         Later("jax_impl.io.bridge"),
-        Later("jax_impl.dropout"),
-        Later("jax_impl.extra.formats.products"),
         Later("jax_impl.extra.formats.rounding"),
     ),
 )
@@ -71,10 +65,8 @@ def scale_of_another_tensor(twin: Twin) -> Plant:
 def output_not_scaled(twin: Twin) -> Plant:
     """A product is not multiplied by its scales."""
 
-    def forget_scale(
-        right: Callable, self: Any, x: Any, to: Any, scale: Any = None, draws: Any = None
-    ) -> Any:
-        rounded = right(self, x, to, scale, draws)
+    def forget_scale(right: Callable, self: Any, x: Any, to: Any, scale: Any = None) -> Any:
+        rounded = right(self, x, to, scale)
         return rounded if scale is None else rounded / scale
 
     return wrap(twin.rounding.Rounding, "round_to", forget_scale)
@@ -92,36 +84,25 @@ def first_layer_in_fp8(twin: Twin) -> Plant:
     )
 
 
-@bug(rung=2, **NVFP4)
-def block_rounded_to_zero(twin: Twin) -> Plant:
-    """All blocks have the largest one's scale."""
+@bug(rung=2, **FP8)
+def tensor_rounded_to_zero(twin: Twin) -> Plant:
+    """A tensor is scaled to 1, not to the format's largest number: small ones become zero."""
     return wrap(
         twin.rounding.Rounding,
-        "scale_twice",
-        lambda right, self, sizes, to: right(self, 0 * sizes + sizes.max(), to),
+        "power_of_two",
+        lambda right, self, size, most: right(self, size, 1.0),
     )
 
 
-@bug(rung=3, **NVFP4)
+@bug(rung=2, **FP8)
 def never_rounded_up(twin: Twin) -> Plant:
-    """Stochastic rounding is biased: always down."""
-    return wrap(twin.products, "draw", lambda right, *args: 0 * right(*args) + 1)
+    """Digits are cut off, so that a number's size is never rounded up."""
 
+    def cut(right: Callable, self: Any, x: Any, to: Any, scale: Any = None) -> Any:
+        kept = self.number(self.bits(x) & -(1 << 23 - to.mantissa))
+        return right(self, kept, to, scale)
 
-@bug(rung=3, **NVFP4)
-def draws_of_zero(twin: Twin) -> Plant:
-    """All draws are zero, as a generator without its state gives: always up."""
-    return wrap(twin.products, "draw", lambda right, *args: 0 * right(*args))
-
-
-@bug(rung=4, **NVFP4 | {"accum": 2})
-def drawn_without_micro_step(twin: Twin) -> Plant:
-    """All micro-batches are rounded by the same draws."""
-    return wrap(
-        twin.dropout.Dropout,
-        "__init__",
-        lambda right, self, rate, **key: right(self, rate, **(key | {"micro_step": 0})),
-    )
+    return wrap(twin.rounding.Rounding, "round_to", cut)
 
 
 @bug(rung=4, **DELAYED | {"remat": "block"})

@@ -4,7 +4,7 @@ from typing import Any
 
 from lockstep.formats.table import E4M3
 from lockstep.parity.bug import Bug
-from mutants.configs import DDP, DELAYED, NVFP4, OWN_ON_RANKS, POLICY_FP8, SCALED
+from mutants.configs import DDP, DELAYED, OWN_ON_RANKS, POLICY_FP8, SCALED
 from mutants.declare import Declare, replaces, wraps
 from mutants.patch import Later, Plant, after, assign
 
@@ -29,7 +29,7 @@ def copy_with_another_scale() -> Plant:
         da = own.quantize(dy, recipe.dy, -1) @ own.round_to(b, E4M3, least).mT
         db = (own.quantize(dy, recipe.dy, -2).mT @ own.quantize(a, recipe.x, -2)).mT
         dbias = dy.sum(0) if context.needs_input_grad[3] else None
-        return None, da, db, dbias, None, None, None
+        return None, da, db, dbias, None, None
 
     return assign(products.RoundedProduct, "backward", staticmethod(backward))
 
@@ -60,13 +60,6 @@ def look_alone(self: Any, *args: Any) -> None:
 def amaxes_of_one_rank() -> Plant:
     """Each rank has a history of its own."""
     return after(delayed.Delayed, "__init__", look_alone)
-
-
-@bug(rung=11, **NVFP4 | DDP)
-@replaces(rules, "rank")
-def draws_of_one_rank():
-    """All ranks' rows are rounded by the first one's draws."""
-    return 0
 
 
 @bug(rung=11, **OWN_ON_RANKS)

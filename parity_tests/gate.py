@@ -50,6 +50,14 @@ RETIRED = {
     "peer: default-schedule",
     "peer: divided-twice",
     "peer: last-target-dropped",
+    # Scales of blocks and stochastic rounding went with nvfp4. Dropout without the micro-step is
+    # mask-without-micro-step in both twins.
+    *(
+        f"twin: {name}{twin}"
+        for name in ("block-rounded-to-zero", "drawn-without-micro-step", "draws-of-zero")
+        for twin in ("", "-in-jax")
+    ),
+    "twin: draws-of-one-rank",
 }
 # Tables that went: bugs in files, logs, sampling, export and readers. "oracle" has the others of
 # "shared", bugs of training semantics.

@@ -33,7 +33,6 @@ from .evaluation import OtherPolicy
 from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import einsum_backward_in, linear_backward_in
 from .formats.products import rounded_einsum, rounded_product
-from .formats.stochastic import Stochastic, StochasticProduct
 from .head import join_gradients
 from .lora import LoRALinear
 from .mesh.gather import RegatheringLinear, SharedEmbedding, gathered, sum_widely
@@ -115,8 +114,6 @@ class FeatureLayers(Layers):
         shared = self.shared if shared is None else shared
         if recipe and recipe.delayed and not roles.grads:
             product: Any = DelayedProduct(recipe, gathered if shared else None)
-        elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
-            product = StochasticProduct(recipe)
         else:
             usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
             library = usual and roles.compute == "bfloat16" and self.uses_library()
@@ -201,13 +198,11 @@ def make_trainer(
 ) -> step.Trainer:
     """The trainer of a configuration: the core's, with what its features add."""
     dtypes, evaluated = config.dtypes, config.eval_dtypes
-    stochastic = any(roles.stochastic for roles in dtypes.all_roles)
     features = {
         OnMesh: mesh is not None,
         OtherPolicy: evaluated != dtypes,
         InChunks: config.chunks > 1,
         Stacked: scans_layers(config),
-        Stochastic: stochastic,
         Delayed: bool(dtypes.histories),
     }
     bases = [feature for feature, wanted in features.items() if wanted]

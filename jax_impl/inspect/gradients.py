@@ -4,7 +4,6 @@ from jax import Array
 
 from lockstep.data.batch import Batch
 
-from ..dropout import Dropout
 from ..pure import Params, State, jit_method
 from ..step import Trainer
 
@@ -12,7 +11,7 @@ from ..step import Trainer
 @jit_method
 def loss_and_grads(trainer: Trainer, state: State, batch: Batch) -> tuple[Array, Params]:
     """Mean loss and unscaled gradients of one batch (B, T), by the trainer's parameters."""
-    scale, weights = trainer.scale(state), trainer.weights(state, Dropout.off())
+    scale, weights = trainer.scale(state), trainer.weights(state)
     trained = {name: state.params[name] for name in trainer.trained}
 
     def loss(trained: Params) -> Array:

@@ -12,7 +12,6 @@ from lockstep.model.params import intermediates
 from lockstep.model.stacked import unstack
 
 from .. import step
-from ..dropout import Dropout
 from ..extra.rules import make_model
 from ..model import GPT
 from ..step import Params, PureGPT, State, Trainer
@@ -27,7 +26,7 @@ def trace(trainer: Trainer, plain: PureGPT, state: State, batch: Batch) -> Trace
         plain: the trainer's model, its layers not scanned and nothing recomputed.
     """
     scale = trainer.scale(state)
-    weights = unstack(trainer.weights(state, Dropout.off()))
+    weights = unstack(trainer.weights(state))
     names = intermediates(trainer.config.model)
 
     def loss(weights: Params, slots: Params) -> tuple[Array, tuple[Array, Params]]:

@@ -14,7 +14,7 @@ from lockstep.compile.program import (
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
 from lockstep.config.policy import Roles
-from lockstep.formats.table import E2M1, RECIPES
+from lockstep.formats.table import RECIPES
 from lockstep.model.attention import block_edges
 from lockstep.model.segments import recomputed
 
@@ -43,10 +43,8 @@ def flops(
 
 def narrow_units(own: Roles, target: Target) -> str:
     """Returns the device's units for a module's narrow format; "" without."""
-    if own.recipe not in target.capabilities.recipes or own.compute == "float64":
-        return ""
-    of_x = RECIPES[own.recipe].x
-    return "float4" if of_x and of_x.exponent == E2M1.exponent else "float8"  # all kinds
+    native = own.recipe in target.capabilities.recipes and own.compute != "float64"
+    return "float8" if native else ""
 
 
 def attention_runs(config: Config, fused: Collection[str]) -> dict[tuple[str, str], int]:

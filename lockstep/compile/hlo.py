@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 BYTES = {
-    "f4e2m1fn": 0.5, "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "f8e8m0fnu": 1,
+    "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "f8e8m0fnu": 1,
     "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8,
     "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
 NAMES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16",
-         "f8e4m3fn": "float8", "f8e5m2": "float8", "f4e2m1fn": "float4"}  # fmt: skip
+         "f8e4m3fn": "float8", "f8e5m2": "float8"}  # fmt: skip
 SHAPE = re.compile(r"([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
 PLACED = re.compile(SHAPE.pattern + r"(?:\{([^}]*)\})?")
 HEAD = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
@@ -38,7 +38,7 @@ class HloShape:
     @property
     def bytes(self) -> int:
         """Counts bytes in the device's memory, without the padding of a TPU's tiles."""
-        return 0 if self.on_chip else math.ceil(self.elements * BYTES.get(self.dtype, 0))
+        return 0 if self.on_chip else self.elements * BYTES.get(self.dtype, 0)
 
 
 @dataclass

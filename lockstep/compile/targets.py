@@ -108,7 +108,7 @@ class Gpu(Target):
     def rate(self, units: str) -> float | None:
         half, device = self.device.half, self.device
         return {"float32": device.single, "tf32": device.tf32, "bfloat16": half, "float16": half,
-                "float8": device.float8, "float4": device.float4}.get(units)  # fmt: skip
+                "float8": device.float8}.get(units)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

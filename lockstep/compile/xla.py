@@ -29,9 +29,7 @@ PRECISE = {
     "log-plus-one": "log", "erf": "erf",
 }  # fmt: skip
 TENSOR_CORE = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync)\S*?\.(tf32|bf16|f16|f64)\b")
-ATOMIC = re.compile(r"\s*(?:@!?\S+\s+)?((?:atom|red)\.\S+)")
-LABEL = re.compile(r"\$\w+:")
-FLOAT = re.compile(r"\.(?:b?f16(?:x2)?|f32|f64)\b")
+ATOMIC = re.compile(r"^\s*(?:@!?\S+\s+)?((?:atom|red)\.\S+)", re.M)
 BLOCKS = "__cudnn$blockScaledDot"  # a product by cuDNN, of operands with scales of blocks
 TILE = 128  # what XLA fills up its rows and columns to multiples of
 # By the precision that a matmul asks for; the default is one product of operands that are rounded.
@@ -197,19 +195,8 @@ def state(module: Module) -> dict[int, Buffer]:
 
 
 def atomics(ptx: str) -> dict[str, int]:
-    """Counts atomic additions in XLA's own kernels; libraries' kernels are not visible.
-
-    A loop that compares and swaps, and computes with no float, puts a number of four bits beside
-    its neighbour: the order changes nothing.
-    """
-    found, floats = Counter[str](), False
-    for line in ptx.splitlines():
-        if LABEL.match(line):
-            floats = False
-        elif (match := ATOMIC.match(line)) and (floats or ".cas." not in match[1]):
-            found[match[1].rstrip(";")] += 1
-        floats = floats or bool(FLOAT.search(line))
-    return dict(found)
+    """Counts atomic additions in XLA's own kernels; libraries' kernels are not visible."""
+    return dict(Counter(name.rstrip(";") for name in ATOMIC.findall(ptx)))
 
 
 def tensor_cores(ptx: str) -> dict[str, int]:

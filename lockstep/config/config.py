@@ -84,8 +84,6 @@ class Config:
             own, said = modules[module], f"{module}={name}"
             scaled = own.compute != "float16" or self.precision.roles.loss_scaling
             require(scaled, formats.FIELD, said, "has no loss scale; use --policy fp16, or bf16")
-            drawn = own.stochastic and module == "head"
-            require(not drawn, formats.FIELD, said, "has no draws for the head; use another")
             chunked = own.delayed and module == "head"
             remedy = "has one amax history, but the head is computed in chunks; use fp8"
             require(not chunked, formats.FIELD, said, remedy)

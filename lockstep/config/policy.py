@@ -69,13 +69,7 @@ class Roles:
     def scales_tensors(self) -> bool:
         """Says if the rows of a tensor share a scale, so that a row's product knows the others."""
         x = find_recipe(self.recipe).x if self.recipe else None
-        return not self.delayed and bool(x and (x.shared == "tensor" or x.scale == "e4m3"))
-
-    @property
-    def stochastic(self) -> bool:
-        """Says if gradients are rounded stochastically."""
-        dy = find_recipe(self.recipe).dy if self.recipe else None
-        return bool(dy and dy.stochastic)
+        return not self.delayed and bool(x and x.shared == "tensor")
 
 
 POLICIES = {
@@ -86,7 +80,7 @@ POLICIES = {
     "fp16": Roles(param="float32", compute="float16", output="float32"),
     **{
         name: Roles(param="float32", compute="float32", output="float32", recipe=name)
-        for name in ("fp8", "fp8-delayed", "fp8-rowwise", "mxfp8", "nvfp4")
+        for name in ("fp8", "fp8-delayed", "fp8-rowwise", "mxfp8")
     },
 }
 

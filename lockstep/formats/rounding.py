@@ -7,20 +7,9 @@ names of their own; `parity_tests` holds both to a definition in numpy.
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-from lockstep.formats.table import (
-    DELAYED,
-    E4M3,
-    E5M2,
-    LEAST_SCALE,
-    Format,
-    float32_bits,
-)
+from lockstep.formats.table import DELAYED, E4M3, E5M2, LEAST_SCALE, Format, float32_bits
 
 Array = Any
-Draws = Any  # of each number, from 0 to 1
-SHARE = 4  # neighbours, in row-major order, whose draws share a counter of the generator
-UNIT = 2.0**-16  # of a draw, which has 16 bits
-HALF_UNIT = 0.5 * UNIT  # it lies between two multiples of the unit: up is as likely as it is near
 FLOAT8 = {E4M3.exponent: "float8_e4m3fn", E5M2.exponent: "float8_e5m2"}
 
 
@@ -29,7 +18,6 @@ class Shared(NamedTuple):
 
     numbers: Array  # an axis more, of those that share one, after that of the sum
     scale: Array  # 1 in the further axis; of a tensor (1, 1), and no axis more
-    whole: Array | None = None  # (), the power of two of which the scales are e4m3 numbers
 
 
 class RoundedOperand(NamedTuple):
@@ -80,13 +68,7 @@ class NeutralRounding(ABC):
         """
 
     @abstractmethod
-    def in_four_bits(self, x: Array) -> Array:
-        """Converts e2m1 numbers from float32 to the device's format."""
-
-    @abstractmethod
-    def round_to(
-        self, x: Array, to: Format, scale: Array | None = None, draws: Draws | None = None
-    ) -> Array:
+    def round_to(self, x: Array, to: Format, scale: Array | None = None) -> Array:
         """Rounds float32 of any shape to the nearest number of a format times a scale.
 
         What is beyond the largest number saturates; in TF32 it becomes infinite.
@@ -115,56 +97,38 @@ class NeutralRounding(ABC):
         scale = self.xp.clip(self.number(exponent), min=LEAST_SCALE)
         return self.xp.where(self.xp.isfinite(size), scale, self.xp.inf)
 
-    def quantize(
-        self,
-        x: Array,
-        to: Format | None,
-        axis: int,
-        draws: Draws | None = None,
-        scale: Array | None = None,
-    ) -> Array:
+    def quantize(self, x: Array, to: Format, axis: int, scale: Array | None = None) -> Array:
         """Quantizes float32 (M, N) as a matmul's operand in this format; returns float32.
 
         Args:
             axis: along which products are added up.
             scale: of the whole tensor, where it is known before.
         """
-        if to is None:
-            return x
         if x.dtype != self.xp.float32:  # float64, of which a format holds the numbers as well
             scale = None if scale is None else self.cast(scale, "float32")
-            rounded = self.quantize(self.cast(x, "float32"), to, axis, draws, scale)
+            rounded = self.quantize(self.cast(x, "float32"), to, axis, scale)
             return self.cast(rounded, x.dtype)
         if not to.shared or scale is not None:
             return self.round_to(x, to, scale)
-        numbers, scale, whole = self.share(x, to, axis)
-        drawn = None if draws is None else draws.reshape(numbers.shape)
-        if whole is None:
-            return self.round_to(numbers, to, scale, drawn).reshape(x.shape)
-        return (self.round_to(numbers * (1 / scale), to, draws=drawn) * scale).reshape(x.shape)
+        numbers, scale = self.share(x, to, axis)
+        return self.round_to(numbers, to, scale).reshape(x.shape)
 
     def operand(
         self,
         x: Array,
-        to: Format | None,
+        to: Format,
         axis: int,
-        draws: Draws | None = None,
         scale: Array | None = None,
         *,
         native: bool = False,
     ) -> RoundedOperand:
         """Quantizes as `quantize` does; `native`: to the device's own numbers."""
-        if not native or to is None:
-            return RoundedOperand(self.quantize(x, to, axis, draws, scale))
+        if not native:
+            return RoundedOperand(self.quantize(x, to, axis, scale))
         if scale is not None:
             return RoundedOperand(self.fit(x / scale, to), scale.reshape(1, 1))
-        numbers, scale, whole = self.share(x, to, axis)
+        numbers, scale = self.share(x, to, axis)
         scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
-        if whole is not None:
-            drawn = None if draws is None else draws.reshape(numbers.shape)
-            own = self.in_four_bits(self.round_to(numbers * (1 / scale), to, draws=drawn))
-            blocks = self.cast(scales / whole, "float8_e4m3fn")  # exact: a power of two
-            return RoundedOperand(own.reshape(x.shape), whole.reshape(1, 1), blocks)
         fitting = self.fit(numbers / scale, to).reshape(x.shape)
         if to.shared == "block":
             return RoundedOperand(fitting, None, self.cast(scales, "float8_e8m0fnu"))
@@ -183,16 +147,7 @@ class NeutralRounding(ABC):
         sizes = self.amax(abs(numbers), axis + 1 if length else None)
         if to.shared == "tensor" or (to.shared == "row" and axis == 0):  # with rows of all devices
             sizes = self.over_processes(sizes)
-        if to.scale != "e4m3":
-            return Shared(numbers, self.power_of_two(sizes, to.largest))
-        return Shared(numbers, *self.scale_twice(sizes, to))
-
-    def scale_twice(self, sizes: Array, to: Format) -> tuple[Array, Array]:
-        """Rounds the blocks' scales under the tensor's scale, and returns both; none is zero."""
-        largest = self.over_processes(sizes.max())
-        whole = self.power_of_two(largest, to.largest * E4M3.largest)
-        scale = self.round_to(sizes * to.reciprocal, E4M3, whole)
-        return self.xp.maximum(scale, E4M3.smallest * whole), whole
+        return Shared(numbers, self.power_of_two(sizes, to.largest))
 
     # Delayed scaling: a history (3, HISTORY) has the amaxes of x, weight and dy, the newest first.
 
@@ -201,7 +156,7 @@ class NeutralRounding(ABC):
         given = self.units(history, loss_scale)
         sizes = self.amax(history, 1, keep=False) * given
         operands = zip(sizes, DELAYED.operands)
-        known = [self.power_of_two(size, to.largest) for size, to in operands if to]
+        known = [self.power_of_two(size, to.largest) for size, to in operands]
         one = self.power_of_two(given, 1.0)
         return self.xp.where(sizes > 0, self.xp.stack(known), one)
 
@@ -210,8 +165,3 @@ class NeutralRounding(ABC):
         found = found / self.units(history, loss_scale)
         found = self.xp.where(self.xp.isfinite(found), found, 0)
         return self.xp.concatenate([found[:, None], history[:, :-1]], 1)
-
-
-def halves(high: Array, low: Array) -> tuple[Array, Array, Array, Array]:
-    """Returns the draws' bits: of the two words of a counter, of 32 bits, four of 16."""
-    return (high >> 16) & 0xFFFF, high & 0xFFFF, (low >> 16) & 0xFFFF, low & 0xFFFF

@@ -4,8 +4,7 @@ Both twins and the reference read this table; none of them knows a format by nam
 """
 
 import math
-import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 LEAST_SCALE = 2.0**-100  # of a tensor that is zero or next to it
 EXPONENT_OF_FLOAT32 = 8  # bits
@@ -17,7 +16,8 @@ class Format:
     """A format: its numbers, and which of them share a scale.
 
     Numbers share a scale in a "tensor", in a "row" (all that are added up in one element of a
-    product), or in a "block" of so many neighbours in such a row.
+    product), or in a "block" of so many neighbours in such a row. A scale is the least power of two
+    under which nothing saturates.
     """
 
     exponent: int  # bits
@@ -25,25 +25,11 @@ class Format:
     largest: float
     shared: str = ""  # who shares a scale; "": nobody has one
     block: int = 1  # numbers
-    # "up": the least power of two under which nothing saturates. "e4m3": of a block an e4m3
-    # number, times the least power of two for the whole tensor.
-    scale: str = "up"
-    stochastic: bool = False  # up or down at random, the nearer the likelier
-    reciprocal: float = field(init=False)  # of the largest, in float32
-
-    def __post_init__(self) -> None:
-        (reciprocal,) = struct.unpack("f", struct.pack("f", 1 / self.largest))
-        object.__setattr__(self, "reciprocal", reciprocal)
 
     @property
     def lowest(self) -> int:
         """Returns the exponent of the smallest normal number, which subnormal ones share."""
         return 2 - 2 ** (self.exponent - 1)
-
-    @property
-    def smallest(self) -> float:
-        """Returns the smallest positive number."""
-        return 2.0 ** (self.lowest - self.mantissa)
 
 
 def float32_bits(x: float) -> int:
@@ -55,9 +41,6 @@ def float32_bits(x: float) -> int:
 TF32 = Format(exponent=8, mantissa=10, largest=2.0**128 - 2.0**117)
 E4M3 = Format(exponent=4, mantissa=3, largest=448.0, shared="tensor")
 E5M2 = Format(exponent=5, mantissa=2, largest=57344.0, shared="tensor")
-E2M1 = Format(exponent=2, mantissa=1, largest=6.0, shared="tensor")
-
-NVFP4 = replace(E2M1, shared="block", block=16, scale="e4m3")
 
 FORMATS = {
     "tf32": TF32,
@@ -67,37 +50,30 @@ FORMATS = {
     "fp8-rowwise e5m2": replace(E5M2, shared="row"),
     "mxfp8 e4m3": replace(E4M3, shared="block", block=32),
     "mxfp8 e5m2": replace(E5M2, shared="block", block=32),
-    "nvfp4": NVFP4,
-    "nvfp4 stochastic": replace(NVFP4, stochastic=True),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The formats of the operands of a linear layer's three matmuls; None: as they are.
+    """The formats of the operands of a linear layer's three matmuls.
 
     forward: x times weight; gradient of x: dy times weight; gradient of the weight: x times dy.
     """
 
-    x: Format | None
-    weight: Format | None
-    dy: Format | None
+    x: Format
+    weight: Format
+    dy: Format
     delayed: bool = False  # each scale is of the former steps' numbers, not of those that it scales
     native: bool = False  # multiplied by the device's own units
 
     @property
-    def operands(self) -> tuple[Format | None, ...]:
+    def operands(self) -> tuple[Format, ...]:
         return self.x, self.weight, self.dy
-
-    @property
-    def bits(self) -> int:
-        """Returns the bits of the widest operand, sign included."""
-        return max(1 + f.exponent + f.mantissa for f in self.operands if f)
 
     @property
     def block(self) -> int:
         """Returns the number of which the axes of all operands must be multiples."""
-        return max((f.block for f in self.operands if f), default=1)
+        return max(f.block for f in self.operands)
 
 
 def _recipe(x: str, weight: str, dy: str) -> Recipe:
@@ -110,14 +86,13 @@ RECIPES = {
     "fp8-delayed": replace(_recipe("fp8 e4m3", "fp8 e4m3", "fp8 e5m2"), delayed=True),
     "fp8-rowwise": _recipe("fp8-rowwise e4m3", "fp8-rowwise e4m3", "fp8-rowwise e5m2"),
     "mxfp8": _recipe("mxfp8 e4m3", "mxfp8 e4m3", "mxfp8 e5m2"),
-    "nvfp4": _recipe("nvfp4", "nvfp4", "nvfp4 stochastic"),
 }
 DELAYED = RECIPES["fp8-delayed"]
 # What units of NVIDIA's devices multiply, and the least compute capability that has them: fp8 with
 # scales of a tensor or a row, which stay outside of the sum, from Ada on; blocks from Blackwell on.
 UNITS = {
     **dict.fromkeys(("fp8", "fp8-delayed", "fp8-rowwise"), (8, 9)),
-    **dict.fromkeys(("mxfp8", "nvfp4"), (10, 0)),
+    "mxfp8": (10, 0),
 }
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,22 +18,20 @@ RESTARTS = 2  # from the first nudged weights: with the plain start three
 Train = Callable[[Perturbation], np.ndarray]  # the losses (steps,) of a run; remembered
 
 
-def curve_noise(kinds: Sequence[Roles], dtype: str = "float32") -> dict[str, Any]:
-    """Says how the noise of some policies' curves is made.
+def noise_dtype(kinds: Sequence[Roles], dtype: str = "float32") -> str:
+    """Chooses the dtype by whose ulps weights are nudged for the noise of some policies' curves.
 
     The numbers of a narrow format fall the other way seldom, and by much (up to 1e-3 nats): of runs
     an ulp of float32 apart some meet none in all their steps; of runs one of bfloat16 apart all do
-    at once. Where numbers are drawn, by the row, rows cannot change places.
+    at once.
     """
-    coarse = any(roles.recipe for roles in kinds)
-    drawn = any(roles.stochastic for roles in kinds)
-    return {"dtype": "bfloat16" if coarse else dtype, "permuted": not drawn}
+    return "bfloat16" if any(roles.recipe for roles in kinds) else dtype
 
 
-def perturbations(dtype: str = "float32", *, permuted: bool = True) -> list[Perturbation]:
+def perturbations(dtype: str = "float32") -> list[Perturbation]:
     """Lists the perturbed runs whose spread is the envelope."""
     nudged = [Perturbation(weights=seed, dtype=dtype) for seed in range(NUDGED)]
-    return [*nudged, *(Perturbation(rows=seed) for seed in range(PERMUTED * permuted))]
+    return [*nudged, *(Perturbation(rows=seed) for seed in range(PERMUTED))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +51,14 @@ def compare_programs(
     noisy: Sequence[Train],
     cap: float,
     dtype: str = "float32",
-    *,
-    permuted: bool = True,
 ) -> Comparison:
     """Compares two programs' curves by the larger of their noise envelopes.
-
-    `permuted` must be false if random draws depend on the row.
 
     A gap that is called different must be so at the median of three starts. One rounding that flips
     in one program, and in none of the perturbed runs, can be larger than the envelope. It does not
     flip again from other weights; a bug shows again.
     """
-    runs = perturbations(dtype, permuted=permuted)
+    runs = perturbations(dtype)
     envelope = np.max([spread(train, runs) for train in noisy], axis=0)
 
     def started(perturbation: Perturbation) -> Comparison:

@@ -21,7 +21,7 @@ from lockstep.files import durable
 from lockstep.judge.envelope import (
     Comparison,
     compare_programs,
-    curve_noise,
+    noise_dtype,
     perturbations,
     spread,
 )
@@ -141,7 +141,7 @@ def judge(ours: CurveProgram, theirs: CurveProgram) -> Comparison:
     programs = ours.losses, theirs.losses
     if any(roles.compute != "float64" for roles in policies):
         cap = max(map(envelope_cap, policies))
-        return compare_programs(*programs, programs, cap, **curve_noise(policies))
+        return compare_programs(*programs, programs, cap, noise_dtype(policies))
     a, b = (losses(PLAIN) for losses in programs)
     gap = np.maximum.accumulate(np.abs(a - b))
     return Comparison(

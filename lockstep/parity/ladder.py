@@ -11,8 +11,6 @@ WORLDS = 11  # the rung of several devices
 
 
 def _accumulates(case: Case) -> str:
-    if any(roles.stochastic for roles in case.config.precision.all_roles):
-        return "gradients are rounded at random, in parts otherwise than at once"
     return "" if case.config.optim.accum > 1 else "one micro-batch a step"
 
 

@@ -12,7 +12,7 @@ from lockstep.config import Config
 from lockstep.config.autotune import NONE
 from lockstep.data.batch import Batch
 from lockstep.judge.compare import changed_tensors, compare_ends, norm_rule
-from lockstep.judge.envelope import RESTARTS, compare_programs, curve_noise, perturbations
+from lockstep.judge.envelope import RESTARTS, compare_programs, noise_dtype, perturbations
 from lockstep.judge.noise import PLAIN, Perturbation
 from lockstep.judge.tolerances import CURVE, CURVE_NORM, END, RUN, RUN_NORM, envelope_cap
 from lockstep.judge.verdict import Finding, Verdict, check_bound, empty, locate
@@ -170,16 +170,16 @@ def compare_runs(
     if case.exact:
         return exact_findings(where, a, b) + strays
     kinds = case.config.precision.all_roles
-    cap, how = max(map(envelope_cap, kinds)), curve_noise(kinds, dtype)
-    compared = compare_programs(*each(lambda run: run.loss), cap, **how)
+    cap, nudge = max(map(envelope_cap, kinds)), noise_dtype(kinds, dtype)
+    compared = compare_programs(*each(lambda run: run.loss), cap, nudge)
     finding = compared.finding
     found = [replace(finding, where=f"{where}, {finding.where}"), *strays]
     if compared.horizon:
         norms = each(lambda run: read_norms(run, compared.horizon))
-        finding = compare_programs(*norms, np.inf, **how).finding
+        finding = compare_programs(*norms, np.inf, nudge).finding
         found.append(replace(finding, rule=NORMS_RULE, where=f"{where}, {finding.where}"))
     if compared.horizon == len(a.loss):
-        moves = perturbations(**how)
+        moves = perturbations(nudge)
         ends = each(lambda run: run.end.tensors)
         compared_ends = compare_ends(*ends, moves, moves[:RESTARTS])
         found += locate(f"{where}, the end", compared_ends)

@@ -75,7 +75,7 @@ def test_the_bound_on_final_losses_is_a_few_times_what_was_seen(
 
 
 def test_tf32_is_held_as_half_precision_is() -> None:
-    found = {name: final_loss(POLICIES[name]) for name in ("tf32", "fp16", "nvfp4", "fp32", "fp64")}
+    found = {name: final_loss(POLICIES[name]) for name in ("tf32", "fp16", "fp8", "fp32", "fp64")}
     assert list(found.values()) == [HALF, HALF, HALF, SINGLE, EXACT]
 
 

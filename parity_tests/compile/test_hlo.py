@@ -95,16 +95,6 @@ def test_what_the_kernels_say() -> None:
     assert xla.atomics(ptx) == {"atom.relaxed.sys.global.cas.b32": 1, "red.global.add.f32": 1}
 
 
-@pytest.mark.parametrize(("computes", "count"), [
-    ("or.b32 %r3, %r1, %r2;", 0), ("add.rn.f32 %f1, %f2, %f3;", 1), ("add.bf16 %h1, %h2, %h3;", 1),
-])  # fmt: skip
-def test_a_loop_that_only_places_bits_adds_nothing(computes: str, count: int) -> None:
-    """A float4 is half a byte, and is written by comparing and swapping its word."""
-    lines = ("ld.global.f32 %f2, [%rd2];", "$L__BB0_1:", computes,
-             "atom.relaxed.sys.global.cas.b32 %r4, [%rd7], %r1, %r3;")  # fmt: skip
-    assert sum(xla.atomics("\n".join(lines)).values()) == count
-
-
 ASSIGNMENT = """\
 BufferAssignment:
 allocation 0: size 1024, parameter 0, shape |f32[64,4]| at ShapeIndex {}, maybe-live-out:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from lockstep.compile import hlo, targets, xla
+from lockstep.compile import targets
 from lockstep.config import Config, PrecisionConfig
 from lockstep.config.policy import POLICIES
 
@@ -65,32 +65,6 @@ def test_no_product_is_added_to_anything_before_it_is_rounded() -> None:
     join those of x, and those of dy. Without barriers five have a sum: y, the gradient of x, and
     the gradients of three weights, which are added to those of other micro-batches."""
     assert run_alone(ABSENT + ADAPTERS) == "[9, 0] [7, 0] [4, 5]"
-
-
-BLOCKS = """
-from jax_impl.extra.formats.products import rounded_product
-
-target = targets.find("b200")
-given = absent("b200", jnp.float32, (64, 192), (192, 96), (64, 96))
-multiply = rounded_product(target.capabilities.find_recipe(POLICIES["nvfp4"]))
-
-def run(x, weight, dy):
-    y, back = jax.vjp(lambda x, weight: multiply(x, weight, None), x, weight)
-    return y, back(dy)
-
-text = jax.jit(run).lower(*given).compile().as_text()
-found = sorted(xla.matmuls(hlo.read(text), target))
-print([(m.units, m.size, m.phase) for m in found])
-"""
-
-
-def test_cudnn_is_left_blocks_of_four_bits() -> None:
-    """All three products of nvfp4, rows and columns filled up to tiles. One layer's are cheaper to
-    compile than a whole step."""
-    assert run_alone(ABSENT + BLOCKS) == str([
-        ("float4", (128, 128, 192), "forward"), ("float4", (128, 256, 64), "backward"),
-        ("float4", (128, 256, 96), "backward"),
-    ])  # fmt: skip
 
 
 SPILLS = """

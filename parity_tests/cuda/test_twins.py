@@ -73,7 +73,6 @@ def test_other_settings(flags: Row, compilers: dict[str, Compiler]) -> None:
         ("fp8-delayed", "a100-80", set(), BOTH),
         ("mxfp8", "b200", {"float8"}, BOTH),
         ("mxfp8", "h100", set(), ("torch",)),
-        ("nvfp4", "b200", {"float4"}, ("torch",)),  # of JAX's, test_alone asks
     ],
 )
 def test_a_narrow_format_has_units_of_its_own(
@@ -88,7 +87,7 @@ def test_a_narrow_format_has_units_of_its_own(
         assert rules.violations(program, cell, target) == []
         if policy.startswith("fp8"):  # XLA fills blocks up to tiles
             assert sizes(program.matmuls) == sizes(expected.matmuls(cell, target, ()))
-        own = [m for m in program.matmuls if m.units in ("float8", "float4")]
+        own = [m for m in program.matmuls if m.units == "float8"]
         assert {m.units for m in own} == units
         assert sum(m.times for m in own) == (4 * 3 if units else 0)
         said = any("emulated" in line for line in report.warnings(program, cell, target, []))

@@ -19,8 +19,8 @@ TF32: Row = {
 }  # fmt: skip
 TF32_RUNGS = (3, 6, 8)
 # Of the rest of a step they change nothing.
-NARROW_RUNGS = {"fp8": (3, 6, 8), "fp8-delayed": (1, 4, 6, 10), "nvfp4": (3,)}
-COARSE = ("fp8", "fp8-rowwise", "mxfp8", "nvfp4")
+NARROW_RUNGS = {"fp8": (3, 6, 8), "fp8-delayed": (1, 4, 6, 10)}
+COARSE = ("fp8", "fp8-rowwise", "mxfp8")
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
@@ -107,14 +107,12 @@ narrow = make_rows(
     [
         ("fp8", "dots", 1, "gpt2", "1"),
         ("fp8-delayed", "block", 2, "tiny", "1"),
-        ("nvfp4", "block", 1, "tiny", "1"),
     ],
     [
         ("fp8", "sqrt", 4, "tiny", "3"),
         ("fp8-rowwise", "sublayer", 4, "tiny", "1"),
         ("fp8-delayed", "dots", 4, "gpt2", "3"),
         ("mxfp8", "block", 4, "gpt2", "3"),
-        ("nvfp4", "dots", 4, "gpt2", "1"),
     ],
     layers="unroll",
 )
@@ -179,7 +177,6 @@ on_meshes = make_rows(
         ("fp8", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
         ("fp8-rowwise", "block", 1, "tiny", "unroll", "fsdp=2"),
         ("fp8-delayed", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
-        ("nvfp4", "sublayer", 4, "gpt2", "unroll", "fsdp=2"),
     ],
 )
 # Windows of which not all targets count, or which are of several documents.

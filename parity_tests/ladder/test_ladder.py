@@ -44,7 +44,6 @@ bf16-none-1-tiny-unroll-1-fp32                        . f . . . . . . . . .
 fp32-block-1-gpt2-scan-1-bf16                         . r . . . . . . . . .
 fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
-nvfp4-block-1-tiny-1-unroll                           . . r . . . . . . . .
 fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  f . t r r . . . . r .
 bf16-none-4-tiny-unroll-1-data=1-3--                  . . r . . . . . . . .
 fp64-block-1-tiny-scan-1-data=1-3-*.qkv,*.mlp-        f . f r f . . . . r .
@@ -59,7 +58,6 @@ fp8-none-1-tiny-unroll-data=2,fsdp=2                  . . . . . . . . . . f
 fp8-none-1-tiny-unroll-data=2                         . . . . . . . . . . r
 fp8-rowwise-none-1-tiny-unroll-data=2                 . . . . . . . . . . r
 mxfp8-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
-nvfp4-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
 fp64-none-4-gpt2-unroll-3-data=1-masked               . . t . f . . r . . .
 fp64-block-4-tiny-unroll-1-data=2-packed              . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-1-data=1-packed                 . t r . . . . . f . .

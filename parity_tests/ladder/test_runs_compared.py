@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.config.policy import POLICIES, resolve
 from lockstep.judge.compare import compare_ends
-from lockstep.judge.envelope import curve_noise, perturbations
+from lockstep.judge.envelope import noise_dtype, perturbations
 from lockstep.judge.noise import PLAIN, Perturbation
 from lockstep.judge.tolerances import epsilon
 from lockstep.judge.verdict import Verdict
@@ -104,13 +104,10 @@ def test_what_a_run_is_asked(change: Callable[[Steps], Steps], rule: str) -> Non
     assert bool(found) == bool(rule) and all(each in rule for each in found)
 
 
-COARSE = {"dtype": "bfloat16", "permuted": True}
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("curve_noise", lambda kinds, dtype="float32": COARSE),
+        ("noise_dtype", lambda kinds, dtype="float32": "bfloat16"),
         ("compare_ends", lambda *given: []),
         ("read_norms", lambda run, steps: np.ones(steps)),
         ("find_strays", lambda *given: {}),
@@ -127,9 +124,8 @@ def test_a_comparison_that_overlooks_is_seen(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_noise_is_coarse_for_narrow_formats_alone(policy: str) -> None:
-    narrow = policy.startswith(("fp8", "mxfp8", "nvfp4"))
-    dtype = "bfloat16" if narrow else "float32"
-    assert curve_noise([resolve(policy)]) == {"dtype": dtype, "permuted": policy != "nvfp4"}
+    narrow = policy.startswith(("fp8", "mxfp8"))
+    assert noise_dtype([resolve(policy)]) == ("bfloat16" if narrow else "float32")
 
 
 class Counting:

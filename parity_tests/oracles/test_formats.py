@@ -2,9 +2,8 @@
 and by `ml_dtypes`. No process is started."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -14,28 +13,9 @@ import torch
 import torch_ref.extra.formats.delayed
 from jax_impl.extra.formats.rounding import ROUNDING
 from lockstep.formats.table import FORMATS, HISTORY
-from parity_tests.pair import start, toy
 from torch_ref.extra.formats.rounding import Rounding
 
 FRAMEWORKS: dict[str, Any] = {"jax": (ROUNDING, jnp.asarray), "torch": (Rounding(), torch.tensor)}
-DRAWS = 64
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_stochastic_rounding(framework: str, dtype: str) -> None:
-    """Checks that a quarter of evenly spread draws rounds 2.25 to 3 and the others to 2, in any
-    dtype. A block whose largest number is 6, e2m1's own, has scale 1."""
-    rounding, make = FRAMEWORKS[framework]
-    row = np.full(16, 2.25, dtype)
-    row[0] = 6
-    draws = np.repeat((np.arange(DRAWS)[:, None] + 0.5) / DRAWS, 16, axis=1).astype(np.float32)
-    with jax.enable_x64(True):
-        x = make(np.tile(row, (DRAWS, 1)))
-        found = np.asarray(rounding.quantize(x, FORMATS["nvfp4 stochastic"], 1, make(draws)))
-    assert (found[:, 0] == 6).all() and found.dtype == dtype
-    assert ((found[:, 1:] == 3).sum(0) == DRAWS / 4).all()
-    assert ((found[:, 1:] == 2).sum(0) == DRAWS * 3 / 4).all()
 
 
 def sheet() -> np.ndarray:
@@ -107,38 +87,3 @@ def test_history_of_amaxes(framework: str) -> None:
             found = np.asarray(rounding.scales(history, later))
             assert np.array_equal(found, np.exp2(np.ceil(np.log2(exact)))), (scale, later)
     assert np.asarray(history)[:, -1].tolist() == [3, 5, 7]  # the first step is forgotten
-
-
-SITES = {"qkv": 3, "proj": 4, "gate": 5, "up": 6, "down": 7}  # behind three of dropout
-
-
-def keys_of(framework: str, trainer: Any, step: int, micro_step: int) -> dict[str, tuple[int, ...]]:
-    """The keys that the products of a micro-batch draw with, by their linear layer."""
-    if framework == "torch":
-        trainer.steps = step
-        trainer.dropout(micro_step)
-        found = {n: m.product for n, m in trainer.model.named_modules() if hasattr(m, "product")}
-        return {name: x.key for name, x in found.items() if hasattr(x, "key")}
-    weights = trainer.weights(trainer.state, trainer.dropout(step, micro_step))
-    end = ".product.key"
-    return {n.removesuffix(end): tuple(x.tolist()) for n, x in weights.items() if n.endswith(end)}
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_draws_of_a_product(framework: str) -> None:
-    """Each product of each micro-batch draws with a key of its own, by `jax.random`'s own folding
-    of seed, step, micro-step, layer and place."""
-    config = toy(policy="nvfp4", n_layer=4, n_head=1, d_model=16, context=8, seed=5, accum=3)
-    trainer, seen = cast(Any, start(framework, config)).trainer, set[tuple[int, ...]]()
-    for step in (1, 70):
-        for micro_step in range(3):
-            keys = keys_of(framework, trainer, step, micro_step)
-            assert len(keys) == 2 * len(SITES)  # the first and the last layer stay wide
-            for name, key in keys.items():
-                _, layer, *_, linear = name.split(".")
-                hand = jax.random.key(5, impl="threefry2x32")
-                for number in (step, micro_step, int(layer) + 1, SITES[linear]):
-                    hand = jax.random.fold_in(hand, number)
-                assert key == tuple(jax.random.key_data(hand).tolist()), (step, micro_step, name)
-            seen |= {*keys.values()}
-    assert len(seen) == 2 * 3 * 2 * len(SITES)

@@ -1,5 +1,5 @@
 """The formats of the table: the reference against `ml_dtypes` and by search, the twins against the
-reference, bit for bit; and the draws of stochastic rounding."""
+reference, bit for bit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,6 @@ import jax_impl.extra.formats.rounding
 import torch_ref.extra.formats.rounding
 from lockstep.formats import table
 from lockstep.formats.table import FORMATS, Format
-from lockstep.model.threefry import fold_in
 from parity_tests.twins import reference
 
 JAX, TORCH = jax_impl.extra.formats.rounding.ROUNDING, torch_ref.extra.formats.rounding.Rounding()
@@ -23,10 +22,7 @@ JAX, TORCH = jax_impl.extra.formats.rounding.ROUNDING, torch_ref.extra.formats.r
 ORACLES: dict[str, Any] = {
     "fp8 e4m3": ml_dtypes.float8_e4m3fn,
     "fp8 e5m2": ml_dtypes.float8_e5m2,
-    "nvfp4": ml_dtypes.float4_e2m1fn,
 }
-# What `ml_dtypes` makes of numbers past the largest, where we saturate.
-NOT_SATURATED = {"fp8 e4m3", "fp8 e5m2"}
 
 
 def bits(x: Any) -> np.ndarray:
@@ -63,11 +59,8 @@ def test_the_reference_is_ml_dtypes(name: str) -> None:
     assert past.any() and (ours[~past] != 0).sum() > 1000
     assert (bits(ours)[~past] == bits(theirs)[~past]).all()
     finite = past & np.isfinite(x)
-    if name in NOT_SATURATED:
-        assert (np.abs(ours[finite]) == to.largest).all()
-        assert (~np.isfinite(theirs[finite])).any()
-    else:
-        assert (bits(ours)[finite] == bits(theirs)[finite]).all()
+    assert (np.abs(ours[finite]) == to.largest).all()  # where `ml_dtypes` does not saturate
+    assert (~np.isfinite(theirs[finite])).any()
 
 
 def test_tf32_is_half_of_its_last_place_added_to_the_bits() -> None:
@@ -84,7 +77,7 @@ def test_tf32_is_half_of_its_last_place_added_to_the_bits() -> None:
 def test_the_table_is_ml_dtypes(name: str) -> None:
     about, to = ml_dtypes.finfo(ORACLES[name]), FORMATS[name]
     assert (to.largest, to.lowest, to.mantissa) == (float(about.max), about.minexp, about.nmant)
-    assert to.smallest == float(about.smallest_subnormal)
+    assert 2.0 ** (to.lowest - to.mantissa) == float(about.smallest_subnormal)
 
 
 def sheet(seed: int = 0) -> np.ndarray:
@@ -96,21 +89,16 @@ def sheet(seed: int = 0) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def in_jax(
-    x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None, scale: Any = None
-) -> np.ndarray:
-    function = jax.jit(lambda x, *given: JAX.quantize(x, to, axis, *given))
-    return np.asarray(function(x, draws, scale))
+def in_jax(x: np.ndarray, to: Format, axis: int, scale: Any = None) -> np.ndarray:
+    return np.asarray(jax.jit(lambda x, scale: JAX.quantize(x, to, axis, scale))(x, scale))
 
 
-def in_torch(
-    x: np.ndarray, to: Format, axis: int, draws: np.ndarray | None, scale: Any = None
-) -> np.ndarray:
-    given: list[Any] = [None if each is None else torch.as_tensor(each) for each in (draws, scale)]
+def in_torch(x: np.ndarray, to: Format, axis: int, scale: Any = None) -> np.ndarray:
+    known = None if scale is None else torch.as_tensor(scale)
     # As the twin gives it a weight: transposed.
     columns = torch.from_numpy(np.array(x.T, order="C")).mT
-    same = TORCH.quantize(torch.from_numpy(x), to, axis, *given).numpy()
-    assert (bits(TORCH.quantize(columns, to, axis, *given)) == bits(same)).all()
+    same = TORCH.quantize(torch.from_numpy(x), to, axis, known).numpy()
+    assert (bits(TORCH.quantize(columns, to, axis, known)) == bits(same)).all()
     return same
 
 
@@ -118,19 +106,18 @@ def in_torch(
 @pytest.mark.parametrize("twin", [in_jax, in_torch])
 def test_the_twins_round_as_the_reference(twin: Callable, name: str) -> None:
     to = FORMATS[name]
-    flat = replace(to, shared="", stochastic=False)
+    flat = replace(to, shared="")
     x = patterns(flat)
-    draws = np.random.default_rng(1).random((64, 96), np.float32) if to.stochastic else None
     small = np.abs(x) < 2.0**-126  # XLA's CPU backend may flush those that no format here has
     x = x if name == "tf32" else np.where(small, 0, x).astype(np.float32)
     rounded = reference.quantize(x, flat, 0)
     checked = ~np.isnan(x) if name == "tf32" else np.isfinite(x)
-    assert (bits(twin(x[None], flat, 1, None)[0])[checked] == bits(rounded)[checked]).all()
+    assert (bits(twin(x[None], flat, 1)[0])[checked] == bits(rounded)[checked]).all()
     for axis in (0, 1):
-        ours = twin(sheet(), to, axis, draws)
-        assert (bits(ours) == bits(reference.quantize(sheet(), to, axis, draws))).all()
+        ours = twin(sheet(), to, axis)
+        assert (bits(ours) == bits(reference.quantize(sheet(), to, axis))).all()
         if name != "tf32":
-            assert not np.isfinite(twin(with_infinity(), to, axis, draws)[3, 4])
+            assert not np.isfinite(twin(with_infinity(), to, axis)[3, 4])
 
 
 def with_infinity() -> np.ndarray:
@@ -156,27 +143,9 @@ def test_what_is_past_a_known_scale_saturates(twin: Callable, kind: str) -> None
     """A delayed scale knows nothing of the numbers that it scales: too small or far too large."""
     to = FORMATS[f"fp8 {kind}"]
     for scale in (2.0**-12, 1.0, 2.0**10):
-        ours = twin(sheet(), to, 0, None, np.float32(scale))
+        ours = twin(sheet(), to, 0, np.float32(scale))
         assert (bits(ours) == bits(reference.round_to(sheet(), to, scale))).all()
         assert np.abs(ours).max() <= to.largest * scale
-
-
-def test_the_twins_draw_the_same() -> None:
-    key = fold_in((0, 7), 3)
-    wrapped = jax.random.wrap_key_data(jax.numpy.array(key, "uint32"), impl="threefry2x32")
-    ours = np.asarray(
-        jax.jit(lambda k: jax_impl.extra.formats.rounding.draw(k, (512, 256)))(wrapped)
-    )
-    device = torch.device("cpu")
-    theirs = torch_ref.extra.formats.rounding.draw(key, torch.Size((512, 256)), device).numpy()
-    assert (ours == theirs).all()
-    rest = torch_ref.extra.formats.rounding.draw(
-        key, torch.Size((256, 256)), device, start=256 * 256
-    )
-    assert (rest.numpy() == theirs[256:]).all()
-    assert len(np.unique(theirs)) > 2**15 and abs(theirs.mean() - 0.5) < 4 / np.sqrt(12 * 2**17)
-    neighbours = np.corrcoef(theirs.ravel()[:-1], theirs.ravel()[1:])[0, 1]
-    assert abs(neighbours) < 4 / np.sqrt(2**17)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +155,8 @@ def test_the_twins_draw_the_same() -> None:
         ("fp8 e4m3", table.E5M2),
         ("fp8-rowwise e4m3", table.E4M3),
         ("mxfp8 e4m3", replace(table.E4M3, shared="block", block=16)),
-        ("nvfp4", replace(table.NVFP4, block=32)),
-        ("nvfp4", replace(table.NVFP4, scale="up")),
     ],
 )
 def test_another_format_is_seen(name: str, wrong: Format) -> None:
     x = sheet()
-    assert (
-        bits(reference.quantize(x, FORMATS[name], 0)) != bits(in_torch(x, wrong, 0, None))
-    ).any()
+    assert (bits(reference.quantize(x, FORMATS[name], 0)) != bits(in_torch(x, wrong, 0))).any()

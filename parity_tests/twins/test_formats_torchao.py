@@ -49,13 +49,6 @@ def mx(x: Tensor, kind: str, mode: str) -> Tensor:
     return tensor.to_mx(x, KINDS[kind], 32, modes[mode]).dequantize(torch.float32)
 
 
-def nvfp4(x: Tensor, power_of_two: bool) -> Tensor:
-    nv = module("prototype.mx_formats.nvfp4_tensor")
-    scale = nv.per_tensor_amax_to_scale(x.abs().max())
-    scale = torch.exp2(torch.ceil(torch.log2(scale))) if power_of_two else scale
-    return nv.NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(torch.float32)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_fp8_is_torchao_s_under_powers_of_two(kind: str) -> None:
     x = sheet()
@@ -70,9 +63,3 @@ def test_mxfp8_is_torchao_s_rounded_up(kind: str) -> None:
     ours = Rounding().quantize(sheet(), FORMATS[f"mxfp8 {kind}"], 1)
     assert torch.equal(ours, mx(sheet(), kind, "RCEIL"))
     assert not torch.equal(ours, mx(sheet(), kind, "FLOOR"))
-
-
-def test_nvfp4_is_torchao_s_under_a_power_of_two() -> None:
-    ours = Rounding().quantize(sheet(), FORMATS["nvfp4"], 1)
-    assert torch.equal(ours, nvfp4(sheet(), power_of_two=True))
-    assert not torch.equal(ours, nvfp4(sheet(), power_of_two=False))

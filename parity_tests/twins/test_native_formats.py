@@ -50,7 +50,7 @@ def in_jax(
     """The product and its derivatives by x, weight and bias, and by scales."""
     *given, dy = operands(sizes)
     product = partial(jax_impl.extra.formats.products.rounded_linear, find_recipe(form))
-    named = () if scales is None else (None, scales)
+    named = () if scales is None else (scales,)
 
     @jax.jit
     def run(*arrays: Any) -> Any:
@@ -83,17 +83,10 @@ def block_scaled_in_jax(a: Any, b: Any, of_a: Any, of_b: Any, preferred_element_
     return jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=preferred_element_type)
 
 
-FOUR_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
 def scale_blocks_by_hand(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Rows (M, K) in float32: each number and its scale, where NVIDIA's tensor cores read them."""
-    size = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}[scales.dtype]
-    if x.dtype == torch.float4_e2m1fn_x2:  # the lower half of a byte is the first
-        codes = x.contiguous().view(torch.uint8).int()
-        x = FOUR_BITS[torch.stack([codes & 15, codes >> 4], -1)].flatten(1)
-    (rows, columns), columns_of_tiles = x.shape, -(-x.shape[1] // size // 4)
-    row, block = torch.arange(rows)[:, None], torch.arange(columns)[None] // size
+    (rows, columns), columns_of_tiles = x.shape, -(-x.shape[1] // 32 // 4)
+    row, block = torch.arange(rows)[:, None], torch.arange(columns)[None] // 32
     tile = row // 128 * columns_of_tiles + block // 4
     place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
     assert scales.numel() == -(-rows // 128) * columns_of_tiles * 512
@@ -144,15 +137,15 @@ def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPat
         config = from_flags({"device": "cpu", **flags}, accelerator=False)
         return module.describe(config, device)[fact]
 
-    expected = {"tf32": "tf32", "fp8": "fp8", "nvfp4": "nvfp4", "fp32": "", "bf16": ""}
+    expected = {"tf32": "tf32", "fp8": "fp8", "mxfp8": "mxfp8", "fp32": "", "bf16": ""}
     assert {p: named(policy=p, numerics="fast") for p in expected} == expected
     assert named("attention", policy="tf32", numerics="fast").startswith("reference")
     hopper, blackwell = (Capabilities.of_cuda(capability) for capability in ((9, 0), (10, 0)))
     monkeypatch.setattr(module, "find_capabilities", lambda device: blackwell)
-    assert [named(policy=p) for p in ("fp8", "mxfp8", "nvfp4")] == [""] * 3
+    assert [named(policy=p) for p in ("fp8", "mxfp8")] == [""] * 2
     monkeypatch.setattr(module, "find_capabilities", lambda device: hopper)
     assert named(policy="fp8") == named(policy="fp8-delayed") == named(policy="fp8-rowwise") == ""
     assert named(policy="mxfp8") == "mxfp8"
     assert named(policy="fp64", formats="blocks.1.mlp=fp8") == "fp8"  # of float64, by hand
     mixed = partial(named, policy="bf16")
-    assert mixed(formats="blocks.1.mlp=fp8,blocks.2.mlp=nvfp4") == "nvfp4"
+    assert mixed(formats="blocks.1.mlp=fp8,blocks.2.mlp=mxfp8") == "mxfp8"

@@ -31,10 +31,9 @@ from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import linear_backward_in, matmul_backward_in
 from .formats.products import rounded_matmul, rounded_product
 from .formats.rounding import Rounding
-from .formats.stochastic import Stochastic, StochasticProduct
 from .lora import LoRALinear
 from .mesh.mesh import OnMesh
-from .mesh.processes import largest, process_count, rank
+from .mesh.processes import largest, process_count
 from .packed import make_positions
 
 
@@ -74,8 +73,6 @@ class FeatureLayers(Layers):
         recipe = self.device.find_recipe(roles)
         if recipe and recipe.delayed and not roles.grads:
             product: Any = DelayedProduct(recipe, self.rounding)
-        elif recipe and recipe.dy and recipe.dy.stochastic and not roles.grads:
-            product = StochasticProduct(recipe, self.rounding, rank())
         else:
             usual = roles == self.dtypes.policy  # a CPU's way is for what most modules have
             plain = self.usual if usual else F.linear
@@ -170,7 +167,6 @@ def make_trainer(
         OnMesh: mesh is not None,
         OtherPolicy: evaluated != dtypes,
         InChunks: config.chunks > 1,
-        Stochastic: any(roles.stochastic for roles in dtypes.all_roles),
         Delayed: bool(dtypes.histories),
     }
     bases = [feature for feature, wanted in features.items() if wanted]

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from lockstep.data.batch import Batch
 
-from ..dropout import Dropout
-from ..extra.formats.stochastic import set_keys
 from ..extra.mesh.mesh import OnMesh, mean
 from ..step import Trainer
 
@@ -17,7 +15,6 @@ Tensors = dict[str, Tensor]
 
 def loss_and_grads(trainer: Trainer, batch: Batch) -> tuple[Tensor, Tensors]:
     """Mean loss and unscaled gradients of one batch (B, T), by the trainer's parameters."""
-    set_keys(trainer.model, Dropout.off())
     target_count = trainer.mean_count(batch.select(None))
     loss = trainer.batch_loss(trainer.module, batch, trainer.roles, None, target_count)
     trainer.scaler.scale(loss).backward()

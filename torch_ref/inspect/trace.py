@@ -9,9 +9,7 @@ from lockstep.devices import Capabilities
 from lockstep.model.params import intermediates
 
 from .. import step
-from ..dropout import Dropout
 from ..extra.formats.delayed import Delayed
-from ..extra.formats.stochastic import set_keys
 from ..extra.mesh.mesh import whole_state
 from ..extra.rules import make_model
 from ..step import Trainer
@@ -25,7 +23,6 @@ def trace(trainer: Trainer, capabilities: Capabilities, batch: Batch) -> Trace:
     config = trainer.config
     plain = make_model(config, config.dtypes, trainer.device, capabilities, plain=True)
     plain.load_state_dict(whole_state(trainer.model))
-    set_keys(plain, Dropout.off())
     if isinstance(trainer, Delayed):
         trainer.give_scales(plain, trainer.amaxes)
     seen: Tensors = {}

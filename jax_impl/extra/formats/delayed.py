@@ -24,7 +24,6 @@ from lockstep.data.batch import Batch
 from lockstep.formats.table import Recipe
 
 from ... import step
-from ...dropout import Dropout
 from ...functional import Product
 from ...step import Carry, Params
 from .products import rounded_linear
@@ -50,7 +49,7 @@ class DelayedProduct(nnx.Module):
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         def product(x: Array, weight: Array, bias: Array | None) -> Array:
-            return rounded_linear(self.recipe, x, weight, bias, None, self.scales[...])
+            return rounded_linear(self.recipe, x, weight, bias, self.scales[...])
 
         return (self.wrap(product) if self.wrap else product)(x, weight, bias)
 
@@ -70,8 +69,8 @@ class Delayed(step.Trainer):
     known: Named  # the scales of the step that is being traced
     found: Named  # and its amaxes
 
-    def weights(self, state: step.State, dropout: Dropout) -> Params:
-        return super().weights(state, dropout) | self.scales(state)
+    def weights(self, state: step.State) -> Params:
+        return super().weights(state) | self.scales(state)
 
     def scales(self, state: step.State) -> Named:
         assert isinstance(state, DelayedState)

@@ -16,7 +16,7 @@ from lockstep.formats.table import Recipe
 
 from ...functional import Product
 from ...remat import AFFINE
-from .rounding import ROUNDING, draw
+from .rounding import ROUNDING
 
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
 
@@ -43,37 +43,35 @@ def rounded_linear(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    key: Array | None = None,
     scales: Array | None = None,
 ) -> Array:
     """Rows (R, in) @ weight (in, out) + bias (out), of rounded operands; and so are the two
     products of its derivative. That of the scales is the amaxes."""
     of_x, of_weight, _ = NO_SCALES if scales is None else scales
     own = partial(ROUNDING.operand, native=recipe.native)
-    y = times(own(x, recipe.x, -1, None, of_x), own(weight, recipe.weight, -2, None, of_weight))
+    y = times(own(x, recipe.x, -1, of_x), own(weight, recipe.weight, -2, of_weight))
     return y if bias is None else y + bias
 
 
-def _linear_forward(recipe, x, weight, bias, key, scales):  # type: ignore[no-untyped-def]
+def _linear_forward(recipe, x, weight, bias, scales):  # type: ignore[no-untyped-def]
     # Not by its name: into a function with a derivative of its own no remat policy looks.
     biased = None if bias is None else ()  # a tree without an array: nothing more is kept
-    y = rounded_linear.__wrapped__(recipe, x, weight, bias, key, scales)
-    return y, (x, weight, biased, key, scales)
+    y = rounded_linear.__wrapped__(recipe, x, weight, bias, scales)
+    return y, (x, weight, biased, scales)
 
 
 def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
-    x, weight, biased, key, scales = kept
-    draws = None if key is None else draw(key, dy.shape)
+    x, weight, biased, scales = kept
     of_x, of_weight, of_dy = NO_SCALES if scales is None else scales
     own = partial(ROUNDING.operand, native=recipe.native)
-    round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
-    dx = times(round_dy(axis=-1), own(weight, recipe.weight, -1, None, of_weight).mT)
-    dweight = times(own(x, recipe.x, -2, None, of_x).mT, round_dy(axis=-2))
+    round_dy = partial(own, dy, recipe.dy, scale=of_dy)
+    dx = times(round_dy(axis=-1), own(weight, recipe.weight, -1, of_weight).mT)
+    dweight = times(own(x, recipe.x, -2, of_x).mT, round_dy(axis=-2))
     sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
     amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
     if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
         dweight += 0 * amaxes.sum()
-    return dx, dweight, None if biased is None else dy.sum(0), None, amaxes
+    return dx, dweight, None if biased is None else dy.sum(0), amaxes
 
 
 rounded_linear.defvjp(_linear_forward, _linear_backward)

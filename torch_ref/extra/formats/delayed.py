@@ -40,7 +40,7 @@ class DelayedProduct(nn.Module):
         self.scales = torch.ones(3)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return rounded_linear(self.recipe, x, weight, bias, None, self.scales, self.rounding)
+        return rounded_linear(self.recipe, x, weight, bias, self.scales, self.rounding)
 
 
 class Delayed(step.Trainer):

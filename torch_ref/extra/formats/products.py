@@ -5,7 +5,7 @@ What is kept for the backward pass is what float32 keeps: operands are rounded a
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,20 +13,16 @@ from torch import Tensor
 
 from lockstep.formats.rounding import RoundedOperand
 from lockstep.formats.table import Recipe
-from lockstep.model.threefry import Key
 
 from ...model import Product
-from .rounding import Rounding, draw
+from .rounding import Rounding
 
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
 OF_ONE_PROCESS = Rounding()
 
 
 def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = None) -> Tensor:
-    """The product (M, N) of operands (M, K) and (K, N), plus bias (N).
-
-    Numbers of four bits have a byte each.
-    """
+    """The product (M, N) of operands (M, K) and (K, N), plus bias (N)."""
     a, b = left.numbers, right.numbers
     if a.dtype.itemsize > 1:
         return a @ b if bias is None else torch.addmm(bias, a, b)
@@ -48,12 +44,9 @@ def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = Non
 
 
 def _row_by_row(x: Tensor) -> Tensor:
-    """Lays a matrix out row by row; zeros up to the next multiple of 16 bytes add nothing to a
-    product. Of four bits two neighbours share a byte."""
-    half = x.dtype == torch.uint8
-    kind = torch.float4_e2m1fn_x2 if half else x.dtype
-    x = x.contiguous().view(torch.uint8)
-    x = x[:, ::2] | x[:, 1::2] << 4 if half else x
+    """Lays a matrix out row by row; zeros up to the next multiple of 16 add nothing to a
+    product."""
+    kind, x = x.dtype, x.contiguous().view(torch.uint8)
     rows, columns = (-n % 16 for n in x.shape)
     x = F.pad(x, (0, columns, 0, rows)) if rows or columns else x
     return x.view(kind)
@@ -68,13 +61,6 @@ def _in_tiles(scales: Tensor) -> Tensor:
     return x.reshape(-1).view(scales.dtype)
 
 
-class Draw(NamedTuple):
-    """A key for stochastic rounding, and the rank whose part of the numbers is drawn."""
-
-    key: Key
-    rank: int = 0
-
-
 class RoundedProduct(torch.autograd.Function):
     """a (..., M, K) @ b (..., K, N) + bias (N), of rounded operands; and so are the two products of
     its derivative, in autograd's own layouts. The gradient of the scales is the amaxes."""
@@ -86,34 +72,30 @@ class RoundedProduct(torch.autograd.Function):
         a: Tensor,
         b: Tensor,
         bias: Tensor | None,
-        drawn: Draw | None,
         scales: Tensor | None,
         rounding: Rounding,
     ) -> Tensor:
         ctx.save_for_backward(a, b, scales)
-        ctx.recipe, ctx.drawn, ctx.rounding = recipe, drawn, rounding
+        ctx.recipe, ctx.rounding = recipe, rounding
         of_a, of_b, _ = NO_SCALES if scales is None else scales
         own = partial(rounding.operand, native=recipe.native)
-        x, weight = own(a, recipe.x, -1, None, of_a), own(b, recipe.weight, -2, None, of_b)
+        x, weight = own(a, recipe.x, -1, of_a), own(b, recipe.weight, -2, of_b)
         return times(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,), (a, b, scales), recipe = grads, ctx.saved_tensors, ctx.recipe
-        draws = None
-        if ctx.drawn is not None:
-            draws = draw(ctx.drawn.key, dy.shape, dy.device, ctx.drawn.rank * dy.numel())
         of_a, of_b, of_dy = NO_SCALES if scales is None else scales
         own = partial(ctx.rounding.operand, native=recipe.native)
-        round_dy = partial(own, dy, recipe.dy, draws=draws, scale=of_dy)
-        da = times(round_dy(axis=-1), own(b, recipe.weight, -1, None, of_b).mT)
-        db = times(round_dy(axis=-2).mT, own(a, recipe.x, -2, None, of_a)).mT
+        round_dy = partial(own, dy, recipe.dy, scale=of_dy)
+        da = times(round_dy(axis=-1), own(b, recipe.weight, -1, of_b).mT)
+        db = times(round_dy(axis=-2).mT, own(a, recipe.x, -2, of_a)).mT
         sizes = [] if scales is None else [each.abs().amax() for each in (a, b, dy)]
         amaxes = torch.stack(sizes).to(scales) if sizes else None
         if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
             db += 0 * amaxes.sum()
         dbias = dy.sum(0) if ctx.needs_input_grad[3] else None
-        return None, da, db, dbias, None, amaxes, None
+        return None, da, db, dbias, amaxes, None
 
 
 def rounded_linear(
@@ -121,12 +103,11 @@ def rounded_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    drawn: Draw | None = None,
     scales: Tensor | None = None,
     rounding: Rounding = OF_ONE_PROCESS,
 ) -> Tensor:
     """`F.linear` of rounded operands, those of its derivative included."""
-    return RoundedProduct.apply(recipe, x, weight.mT, bias, drawn, scales, rounding)
+    return RoundedProduct.apply(recipe, x, weight.mT, bias, scales, rounding)
 
 
 def rounded_product(recipe: Recipe, rounding: Rounding = OF_ONE_PROCESS) -> Product:
@@ -136,4 +117,4 @@ def rounded_product(recipe: Recipe, rounding: Rounding = OF_ONE_PROCESS) -> Prod
 
 def rounded_matmul(recipe: Recipe, rounding: Rounding) -> Callable[..., Tensor]:
     """`torch.matmul` of rounded operands, those of its derivative included."""
-    return lambda a, b: RoundedProduct.apply(recipe, a, b, None, None, None, rounding)
+    return lambda a, b: RoundedProduct.apply(recipe, a, b, None, None, rounding)

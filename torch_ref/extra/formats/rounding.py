@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from lockstep.formats import rounding
-from lockstep.formats.rounding import HALF_UNIT, SHARE, UNIT, Draws, halves
 from lockstep.formats.table import EXPONENT_OF_FLOAT32, Format
-from lockstep.model.threefry import Key, encrypt
 
-CACHED = 2**14  # counters whose words stay in a core's cache
 Largest = Callable[[Tensor], Tensor]  # over the processes of a run, element by element
 
 
@@ -45,15 +42,7 @@ class Rounding(rounding.NeutralRounding):
     def units(self, history: Tensor, loss_scale: Any) -> Tensor:
         return torch.tensor([1.0, 1.0, loss_scale], device=history.device)
 
-    def in_four_bits(self, x: Tensor) -> Tensor:
-        """uint8: the sign above their place among 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
-        twice = (x.abs() * 2).to(torch.uint8)
-        place = twice.clamp(max=4) + (twice > 4) + (twice > 6) + (twice > 8)
-        return place | x.signbit().to(torch.uint8) << 3
-
-    def round_to(
-        self, x: Tensor, to: Format, scale: Tensor | None = None, draws: Draws | None = None
-    ) -> Tensor:
+    def round_to(self, x: Tensor, to: Format, scale: Tensor | None = None) -> Tensor:
         if to.exponent == EXPONENT_OF_FLOAT32:
             return self.round_bits(x, to)
         scale = torch.ones((), device=x.device) if scale is None else scale
@@ -62,28 +51,5 @@ class Rounding(rounding.NeutralRounding):
         y.clamp_(min=-most)
         step = self.number(self.bits(y) & 0x7F800000)
         step.clamp_(min=scale * 2.0**to.lowest).mul_(2.0**-to.mantissa)
-        if draws is None:  # what is added to a number so large is rounded to whole steps
-            large = step.mul_(1.5 * 2.0**23)
-            y.add_(large).sub_(large).copysign_(x)
-        else:
-            y.div_(step)  # exact: powers of two
-            down = y.floor()
-            y.sub_(down)
-            y = down.add_(draws < y).mul_(step)
-        return y
-
-
-def draw(key: Key, shape: torch.Size, device: torch.device, start: int = 0) -> Draws:
-    """Draws a number for each of so many.
-
-    Args:
-        start: where these numbers begin in those of all devices.
-    """
-    if torch.compiler.is_compiling():  # some hundred integer operations: minutes to compile
-        torch._dynamo.graph_break()
-    counts = torch.arange(shape.numel() // SHARE, dtype=torch.int32, device=device)
-    high, low = torch.zeros_like(counts), counts.add_(start // SHARE)
-    for parts in zip(high.split(CACHED), low.split(CACHED)):
-        encrypt(key, *parts)
-    drawn = torch.stack(halves(high, low), dim=-1).float()
-    return drawn.reshape(shape).mul_(UNIT).add_(HALF_UNIT)
+        large = step.mul_(1.5 * 2.0**23)  # what is added to it is rounded to whole steps
+        return y.add_(large).sub_(large).copysign_(x)
