@@ -26,7 +26,7 @@ POLICY_FP8: Flags = {"policy": "fp8", "accum": 1}
 FP8: Flags = LEAN | {"formats": "blocks=fp8"}
 DELAYED: Flags = LEAN | {"formats": "blocks=fp8-delayed"}
 SCALED: Flags = LEAN | {"policy": "fp16", "formats": "blocks=fp8-delayed"}
-OWN: Flags = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=mxfp8"}
+OWN: Flags = LEAN | {"formats": "blocks=fp8,blocks.0.mlp=fp32,*.up=fp8-delayed"}
 # A scale is a power of two: it shows in subnormals, and those in float64; not in each step.
 OWN_ON_RANKS: Flags = LEAN | {"formats": "blocks=fp8", "mesh": "data=2", "steps": 24}
 GRADS: Flags = LEAN | {"policy": "params=float32,compute=float32,output=float32,grads=float16"}

@@ -24,8 +24,8 @@ def copy_with_another_scale() -> Plant:
     def backward(recipe: Any, kept: Any, dy: Array) -> tuple[Array | None, ...]:
         (x, weight, biased, *_), own = kept, rounding.ROUNDING
         least = own.power_of_two(jnp.abs(dy).max(), E4M3.largest)
-        dx = own.quantize(dy, recipe.dy, -1) @ own.round_to(weight, E4M3, least).T
-        dweight = own.quantize(x, recipe.x, -2).T @ own.quantize(dy, recipe.dy, -2)
+        dx = own.quantize(dy, recipe.dy) @ own.round_to(weight, E4M3, least).T
+        dweight = own.quantize(x, recipe.x).T @ own.quantize(dy, recipe.dy)
         return dx, dweight, None if biased is None else dy.sum(0), None
 
     return lambda: products.rounded_linear.defvjp(products._linear_forward, backward)

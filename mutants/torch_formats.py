@@ -26,8 +26,8 @@ def copy_with_another_scale() -> Plant:
     def backward(context: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (a, b, _), recipe, own = context.saved_tensors, context.recipe, context.rounding
         least = own.power_of_two(dy.abs().amax(), E4M3.largest)
-        da = own.quantize(dy, recipe.dy, -1) @ own.round_to(b, E4M3, least).mT
-        db = (own.quantize(dy, recipe.dy, -2).mT @ own.quantize(a, recipe.x, -2)).mT
+        da = own.quantize(dy, recipe.dy) @ own.round_to(b, E4M3, least).mT
+        db = (own.quantize(dy, recipe.dy).mT @ own.quantize(a, recipe.x)).mT
         dbias = dy.sum(0) if context.needs_input_grad[3] else None
         return None, da, db, dbias, None, None
 

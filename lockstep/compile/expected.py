@@ -14,29 +14,27 @@ from lockstep.compile.program import (
 from lockstep.compile.targets import Target
 from lockstep.config import Config, ModelConfig, chunks
 from lockstep.config.policy import Roles
-from lockstep.formats.table import RECIPES
 from lockstep.model.attention import block_edges
 from lockstep.model.segments import recomputed
 
 
 def matmuls(
-    config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
+    config: Config, target: Target, fused: Collection[str], blocks: int = 1
 ) -> list[Matmul]:
     """Lists the matmuls of one optimizer step, layers unrolled.
 
     Attention's own are inside a kernel where they compute in one of the dtypes `fused`, else in so
-    many blocks of queries. Rows and columns of what has scales of blocks are filled up to multiples
-    of the tile.
+    many blocks of queries.
     """
-    return gather_matmuls(_each(config, target, fused, blocks, tile))
+    return gather_matmuls(_each(config, target, fused, blocks))
 
 
 def flops(
-    config: Config, target: Target, fused: Collection[str], blocks: int = 1, tile: int = 1
+    config: Config, target: Target, fused: Collection[str], blocks: int = 1
 ) -> Counter[tuple[str, str]]:
     """Sums FLOPs by units and phase."""
     found: Counter[tuple[str, str]] = Counter()
-    for m in matmuls(config, target, fused, blocks, tile):
+    for m in matmuls(config, target, fused, blocks):
         found[m.units, m.phase] += m.flops
     return found
 
@@ -76,9 +74,7 @@ def linears(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def _each(
-    config: Config, target: Target, fused: Collection[str], blocks: int, tile: int
-) -> Iterator[Matmul]:
+def _each(config: Config, target: Target, fused: Collection[str], blocks: int) -> Iterator[Matmul]:
     model, accum = config.model, config.optim.accum
     rows = config.optim.batch_size * model.context
     tf32 = config.precision.roles.tf32
@@ -88,9 +84,6 @@ def _each(
         compute = own.grads or own.compute if phase == BACKWARD else own.compute
         if narrow := narrow_units(own, target):
             compute = narrow
-            if RECIPES[own.recipe].block > 1:
-                m, n, k = size
-                size = (-(-m // tile) * tile, -(-n // tile) * tile, k)
         if times:
             yield Matmul(target.units(compute, tf32), compute, size, phase, times * accum)
 

@@ -8,7 +8,6 @@ from lockstep.compile.expected import attention_dtype, narrow_units
 from lockstep.compile.program import PHASES, Program
 from lockstep.compile.sharding import collectives
 from lockstep.compile.targets import Target
-from lockstep.compile.xla import TILE
 from lockstep.config import Config
 from lockstep.model.attention import has_flash, wants_fused, written_out_blocks
 from lockstep.model.stacked import scans_layers
@@ -61,9 +60,9 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
     if program.framework == "jax" and scans_layers(config):
         return
     in_blocks = written_out_blocks(config.precision, config.model.context)
-    blocks, tile = (in_blocks, TILE) if program.framework == "jax" else (1, 1)
+    blocks = in_blocks if program.framework == "jax" else 1
     fused = {a.dtype for a in program.attention}
-    wanted = expected.flops(config, target, fused, blocks, tile)
+    wanted = expected.flops(config, target, fused, blocks)
     found: Counter[tuple[str, str]] = Counter()
     for m in program.matmuls:
         found[m.units, m.phase] += m.flops

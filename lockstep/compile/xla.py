@@ -30,8 +30,6 @@ PRECISE = {
 }  # fmt: skip
 TENSOR_CORE = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync)\S*?\.(tf32|bf16|f16|f64)\b")
 ATOMIC = re.compile(r"^\s*(?:@!?\S+\s+)?((?:atom|red)\.\S+)", re.M)
-BLOCKS = "__cudnn$blockScaledDot"  # a product by cuDNN, of operands with scales of blocks
-TILE = 128  # what XLA fills up its rows and columns to multiples of
 # By the precision that a matmul asks for; the default is one product of operands that are rounded.
 TPU_FLOAT32 = {"highest": "float32", "high": "bfloat16x3", "default": "bfloat16", "": "bfloat16"}
 STATE = (("params", "weights"), ("mu", "moments"), ("nu", "moments"), ("acc_grads", "accumulators"))
@@ -93,13 +91,10 @@ def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
         m, n, k = conv_size(module, dot)
         return matmul_size(m, n, k)
     library = dot.attribute("custom_call_target")
-    if dot.opcode != "dot" and "cublas" not in library and library != BLOCKS:
+    if dot.opcode != "dot" and "cublas" not in library:
         return None
     scope = module.computations[dot.computation]
     left, right = (scope[name].shapes[0].dims for name in dot.operands[:2])
-    if library == BLOCKS:  # (batch, rows, sum) and (batch, columns, sum)
-        (batch, m, k), n = left, right[1]
-        return matmul_size(m, n, k, batch)
     dims = "dims" if dot.opcode == "dot" else "dimensions"
     contracted, batched = (dot.numbers(f"lhs_{axes}_{dims}") for axes in ("contracting", "batch"))
     k, batch = (prod(left[axis] for axis in axes) for axes in (contracted, batched))
@@ -206,9 +201,9 @@ def tensor_cores(ptx: str) -> dict[str, int]:
 
 
 def switches(module: Module) -> dict[str, str]:
-    """Counts the matmuls that XLA leaves to cuBLAS and cuDNN."""
+    """Counts the matmuls that XLA leaves to cuBLAS."""
     targets = [kernel.attribute("custom_call_target") for kernel, _ in module.kernels()]
-    count = sum("cublas" in target or target == BLOCKS for target in targets)
+    count = sum("cublas" in target for target in targets)
     return {"matmuls by a library": str(count)} if count else {}
 
 

@@ -21,7 +21,6 @@ from lockstep.config.sections import (
 )
 from lockstep.config.tensors import shapes, trains
 from lockstep.errors import require
-from lockstep.formats.table import RECIPES
 
 ADDED = {"run": {"autotune": autotune.NONE}}  # by section, what release 0.1.0 did not write
 REMOVED = {"run": {"debug_nans"}}  # by section, what release 0.2.0 wrote
@@ -88,27 +87,18 @@ class Config:
             remedy = "has one amax history, but the head is computed in chunks; use fp8"
             require(not chunked, formats.FIELD, said, remedy)
             if own.recipe:
-                weight = "embed" if module == "head" and model.tied else module
-                sizes = dict(zip(("rows", "columns"), shapes(model).get(f"{weight}.weight", ())))
-                self._check_narrow(formats.FIELD, said, own.recipe, sizes)
+                self._refuse_adapters(formats.FIELD, said)
 
     def _check_recipe(self, flag: str, name: str) -> None:
         """Check a policy that rounds operands in the layers but the first and the last."""
-        model = self.model
+        layers = self.model.n_layer
         remedy = f"{flag} {name} leaves the first and the last layer in float32; use at least 3"
-        require(model.n_layer > 2, "--n-layer", model.n_layer, remedy)
-        sizes = {"--d-model": model.d_model, "heads times their width": model.d_queries,
-                 "queries, keys and values": model.d_qkv, "mlp_dim": model.d_mlp}  # fmt: skip
-        self._check_narrow(flag, name, name, sizes)
+        require(layers > 2, "--n-layer", layers, remedy)
+        self._refuse_adapters(flag, name)
 
-    def _check_narrow(self, flag: str, value: str, recipe: str, sizes: dict[str, int]) -> None:
-        """Check what a recipe asks of the linear layers that it is for."""
+    def _refuse_adapters(self, flag: str, value: str) -> None:
         remedy = "multiplies adapters in no narrow format; drop --lora-rank or use bf16"
         require(not self.model.lora_rank, flag, value, remedy)
-        block = RECIPES[recipe].block
-        for name, size in {**sizes, "--batch-size times --context": self._rows}.items():
-            remedy = f"has blocks of {block}, which do not divide {name} {size}; use a multiple"
-            require(size % block == 0, flag, value, f"{remedy} of {block}")
 
     @property
     def _rows(self) -> int:

@@ -67,9 +67,8 @@ class Roles:
 
     @property
     def scales_tensors(self) -> bool:
-        """Says if the rows of a tensor share a scale, so that a row's product knows the others."""
-        x = find_recipe(self.recipe).x if self.recipe else None
-        return not self.delayed and bool(x and x.shared == "tensor")
+        """Says if scales come from the tensors themselves, so that a row's product knows others."""
+        return bool(self.recipe) and not self.delayed
 
 
 POLICIES = {
@@ -80,7 +79,7 @@ POLICIES = {
     "fp16": Roles(param="float32", compute="float16", output="float32"),
     **{
         name: Roles(param="float32", compute="float32", output="float32", recipe=name)
-        for name in ("fp8", "fp8-delayed", "fp8-rowwise", "mxfp8")
+        for name in ("fp8", "fp8-delayed")
     },
 }
 

@@ -13,24 +13,15 @@ Array = Any
 FLOAT8 = {E4M3.exponent: "float8_e4m3fn", E5M2.exponent: "float8_e5m2"}
 
 
-class Shared(NamedTuple):
-    """Numbers grouped with those that share a scale, and the scales."""
-
-    numbers: Array  # an axis more, of those that share one, after that of the sum
-    scale: Array  # 1 in the further axis; of a tensor (1, 1), and no axis more
-
-
 class RoundedOperand(NamedTuple):
-    """An operand of a product: as float32, or in the device's format with scales."""
+    """An operand of a product: as float32, or in the device's format with a scale."""
 
     numbers: Array  # (M, N)
-    scale: Array | None = None  # of a tensor or its rows, as (1, 1), (M, 1) or (1, N)
-    blocks: Array | None = None  # scales of blocks along one axis, inside of the sum
+    scale: Array | None = None  # ()
 
     @property
     def mT(self) -> "RoundedOperand":
-        scale, blocks = (None if each is None else each.mT for each in self[1:])
-        return RoundedOperand(self.numbers.mT, scale, blocks)
+        return self._replace(numbers=self.numbers.mT)
 
 
 class NeutralRounding(ABC):
@@ -57,8 +48,8 @@ class NeutralRounding(ABC):
         """Casts to a dtype, or to the dtype of a name."""
 
     @abstractmethod
-    def amax(self, x: Array, axis: int | None, *, keep: bool = True) -> Array:
-        """Computes the maximum along an axis, or of all numbers; `keep` keeps axes of length 1."""
+    def amax(self, x: Array, axis: int | None = None) -> Array:
+        """Computes the maximum along an axis, or of all numbers."""
 
     @abstractmethod
     def units(self, history: Array, loss_scale: Any) -> Array:
@@ -97,64 +88,43 @@ class NeutralRounding(ABC):
         scale = self.xp.clip(self.number(exponent), min=LEAST_SCALE)
         return self.xp.where(self.xp.isfinite(size), scale, self.xp.inf)
 
-    def quantize(self, x: Array, to: Format, axis: int, scale: Array | None = None) -> Array:
-        """Quantizes float32 (M, N) as a matmul's operand in this format; returns float32.
+    def quantize(self, x: Array, to: Format, scale: Array | None = None) -> Array:
+        """Quantizes float32 as a matmul's operand in this format; returns float32.
 
         Args:
-            axis: along which products are added up.
-            scale: of the whole tensor, where it is known before.
+            scale: of the tensor, where it is known before.
         """
         if x.dtype != self.xp.float32:  # float64, of which a format holds the numbers as well
             scale = None if scale is None else self.cast(scale, "float32")
-            rounded = self.quantize(self.cast(x, "float32"), to, axis, scale)
+            rounded = self.quantize(self.cast(x, "float32"), to, scale)
             return self.cast(rounded, x.dtype)
-        if not to.shared or scale is not None:
-            return self.round_to(x, to, scale)
-        numbers, scale = self.share(x, to, axis)
-        return self.round_to(numbers, to, scale).reshape(x.shape)
+        if to.scaled and scale is None:
+            scale = self.find_scale(x, to)
+        return self.round_to(x, to, scale)
 
     def operand(
-        self,
-        x: Array,
-        to: Format,
-        axis: int,
-        scale: Array | None = None,
-        *,
-        native: bool = False,
+        self, x: Array, to: Format, scale: Array | None = None, *, native: bool = False
     ) -> RoundedOperand:
         """Quantizes as `quantize` does; `native`: to the device's own numbers."""
         if not native:
-            return RoundedOperand(self.quantize(x, to, axis, scale))
-        if scale is not None:
-            return RoundedOperand(self.fit(x / scale, to), scale.reshape(1, 1))
-        numbers, scale = self.share(x, to, axis)
-        scales = scale if to.shared == "tensor" else scale.squeeze(axis % 2 + 1)
-        fitting = self.fit(numbers / scale, to).reshape(x.shape)
-        if to.shared == "block":
-            return RoundedOperand(fitting, None, self.cast(scales, "float8_e8m0fnu"))
-        return RoundedOperand(fitting, scales)
+            return RoundedOperand(self.quantize(x, to, scale))
+        scale = self.find_scale(x, to) if scale is None else scale
+        return RoundedOperand(self.fit(x / scale, to), scale)
 
     def fit(self, x: Array, to: Format) -> Array:
         """Clips numbers and casts them to float8: beyond its largest number e4m3fn has only NaN."""
         return self.cast(self.xp.clip(x, -to.largest, to.largest), FLOAT8[to.exponent])
 
-    def share(self, x: Array, to: Format, axis: int) -> Shared:
-        """Groups x (M, N) for `quantize`, and computes the scales of its groups."""
-        axis %= x.ndim
-        length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
-        split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
-        numbers = x.reshape(split)
-        sizes = self.amax(abs(numbers), axis + 1 if length else None)
-        if to.shared == "tensor" or (to.shared == "row" and axis == 0):  # with rows of all devices
-            sizes = self.over_processes(sizes)
-        return Shared(numbers, self.power_of_two(sizes, to.largest))
+    def find_scale(self, x: Array, to: Format) -> Array:
+        """Computes the scale () of a tensor: the least power of two under which none saturates."""
+        return self.power_of_two(self.over_processes(self.amax(abs(x))), to.largest)
 
     # Delayed scaling: a history (3, HISTORY) has the amaxes of x, weight and dy, the newest first.
 
     def scales(self, history: Array, loss_scale: Any) -> Array:
         """Computes a layer's scales (3,), powers of two; 1 if no amax is recorded yet."""
         given = self.units(history, loss_scale)
-        sizes = self.amax(history, 1, keep=False) * given
+        sizes = self.amax(history, 1) * given
         operands = zip(sizes, DELAYED.operands)
         known = [self.power_of_two(size, to.largest) for size, to in operands]
         one = self.power_of_two(given, 1.0)

@@ -9,27 +9,26 @@ from dataclasses import dataclass, replace
 LEAST_SCALE = 2.0**-100  # of a tensor that is zero or next to it
 EXPONENT_OF_FLOAT32 = 8  # bits
 HISTORY = 16  # steps whose largest numbers delayed scaling goes by
+UNITS = (8, 9)  # the least compute capability of NVIDIA's whose units multiply fp8: Ada's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format: its numbers, and which of them share a scale.
-
-    Numbers share a scale in a "tensor", in a "row" (all that are added up in one element of a
-    product), or in a "block" of so many neighbours in such a row. A scale is the least power of two
-    under which nothing saturates.
-    """
+    """A number format narrower than float32."""
 
     exponent: int  # bits
     mantissa: int  # bits
     largest: float
-    shared: str = ""  # who shares a scale; "": nobody has one
-    block: int = 1  # numbers
 
     @property
     def lowest(self) -> int:
         """Returns the exponent of the smallest normal number, which subnormal ones share."""
         return 2 - 2 ** (self.exponent - 1)
+
+    @property
+    def scaled(self) -> bool:
+        """Says if a tensor has a scale, the least power of two under which nothing saturates."""
+        return self.exponent < EXPONENT_OF_FLOAT32
 
 
 def float32_bits(x: float) -> int:
@@ -39,18 +38,8 @@ def float32_bits(x: float) -> int:
 
 
 TF32 = Format(exponent=8, mantissa=10, largest=2.0**128 - 2.0**117)
-E4M3 = Format(exponent=4, mantissa=3, largest=448.0, shared="tensor")
-E5M2 = Format(exponent=5, mantissa=2, largest=57344.0, shared="tensor")
-
-FORMATS = {
-    "tf32": TF32,
-    "fp8 e4m3": E4M3,
-    "fp8 e5m2": E5M2,
-    "fp8-rowwise e4m3": replace(E4M3, shared="row"),
-    "fp8-rowwise e5m2": replace(E5M2, shared="row"),
-    "mxfp8 e4m3": replace(E4M3, shared="block", block=32),
-    "mxfp8 e5m2": replace(E5M2, shared="block", block=32),
-}
+E4M3 = Format(exponent=4, mantissa=3, largest=448.0)
+E5M2 = Format(exponent=5, mantissa=2, largest=57344.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,30 +59,10 @@ class Recipe:
     def operands(self) -> tuple[Format, ...]:
         return self.x, self.weight, self.dy
 
-    @property
-    def block(self) -> int:
-        """Returns the number of which the axes of all operands must be multiples."""
-        return max(f.block for f in self.operands)
 
-
-def _recipe(x: str, weight: str, dy: str) -> Recipe:
-    return Recipe(x=FORMATS[x], weight=FORMATS[weight], dy=FORMATS[dy])
-
-
-RECIPES = {
-    "tf32": _recipe("tf32", "tf32", "tf32"),
-    "fp8": _recipe("fp8 e4m3", "fp8 e4m3", "fp8 e5m2"),
-    "fp8-delayed": replace(_recipe("fp8 e4m3", "fp8 e4m3", "fp8 e5m2"), delayed=True),
-    "fp8-rowwise": _recipe("fp8-rowwise e4m3", "fp8-rowwise e4m3", "fp8-rowwise e5m2"),
-    "mxfp8": _recipe("mxfp8 e4m3", "mxfp8 e4m3", "mxfp8 e5m2"),
-}
-DELAYED = RECIPES["fp8-delayed"]
-# What units of NVIDIA's devices multiply, and the least compute capability that has them: fp8 with
-# scales of a tensor or a row, which stay outside of the sum, from Ada on; blocks from Blackwell on.
-UNITS = {
-    **dict.fromkeys(("fp8", "fp8-delayed", "fp8-rowwise"), (8, 9)),
-    "mxfp8": (10, 0),
-}
+FP8 = Recipe(x=E4M3, weight=E4M3, dy=E5M2)
+DELAYED = replace(FP8, delayed=True)
+RECIPES = {"tf32": Recipe(x=TF32, weight=TF32, dy=TF32), "fp8": FP8, "fp8-delayed": DELAYED}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -108,4 +77,5 @@ def find_recipe(name: str) -> Recipe:
 
 def native_recipes(capability: tuple[int, int] | None) -> frozenset[str]:
     """Lists the recipes that a device's units multiply; capability: NVIDIA's, None of others."""
-    return frozenset(name for name, least in UNITS.items() if capability and capability >= least)
+    has = capability is not None and capability >= UNITS
+    return frozenset(("fp8", "fp8-delayed")) if has else frozenset()

@@ -16,7 +16,7 @@ FLASH = {"policy": "tf32", "n_layer": 1, "context": 256}
 CHUNKS = {"loss_chunks": "3"}
 BLOCK = {"policy": "bf16", "remat": "block"}
 FSDP = BF16 | {"mesh": "fsdp=2"}
-MXFP8 = {"policy": "mxfp8", "n_layer": 3}
+FP8 = {"policy": "fp8", "n_layer": 3}
 TWICE, LOST = r"recomputed: .* FLOPs|attention kernels", r"state buffers are not donated"
 
 # They sum in float32 and leave the derivative to autodiff, whose cotangents are then float32: right
@@ -72,7 +72,7 @@ BUGS = [
     Bug("jax", "chunks-kept", BF16 | CHUNKS, r"recomputed: 0 FLOPs"),
     Bug("jax", "weights-left-divided", FSDP, r"backward: elements gathered"),
     Bug("jax", "rows-left-to-xla", FSDP | {"vocab": 2**12}, r"elements (gathered|reduced)"),
-    Bug("jax", "units-forgotten", MXFP8, r"0 FLOPs of matmuls in float8", "b200"),
+    Bug("jax", "units-forgotten", FP8, r"0 FLOPs of matmuls in float8", "b200"),
     Bug("torch", "tf32-left-on", {"policy": "fp32"}, r"matmuls in tf32"),
     Bug("torch", "tf32-not-on", {"policy": "tf32"}, r"matmuls in float32"),
     Bug("torch", "autocast-off", {"policy": "bf16"}, r"matmuls in float32"),
@@ -94,7 +94,7 @@ BUGS = [
     Bug("torch", "whole-weights-kept", FSDP, r"backward: elements gathered: 0, not"),
     Bug("torch", "blocks-not-divided", FSDP, r"backward: elements gathered: 0, not"),
     Bug("torch", "reduced-every-time", FSDP | {"accum": 2}, r"elements reduced"),
-    Bug("torch", "units-forgotten", MXFP8, r"0 FLOPs of matmuls in float8", "b200"),
+    Bug("torch", "units-forgotten", FP8, r"0 FLOPs of matmuls in float8", "b200"),
     Bug("torch", "scatter-in-strict", BF16 | STRICT, r"add in any order: index_put"),
 ]
 # fmt: on

@@ -20,7 +20,6 @@ TF32: Row = {
 TF32_RUNGS = (3, 6, 8)
 # Of the rest of a step they change nothing.
 NARROW_RUNGS = {"fp8": (3, 6, 8), "fp8-delayed": (1, 4, 6, 10)}
-COARSE = ("fp8", "fp8-rowwise", "mxfp8")
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
@@ -110,9 +109,7 @@ narrow = make_rows(
     ],
     [
         ("fp8", "sqrt", 4, "tiny", "3"),
-        ("fp8-rowwise", "sublayer", 4, "tiny", "1"),
         ("fp8-delayed", "dots", 4, "gpt2", "3"),
-        ("mxfp8", "block", 4, "gpt2", "3"),
     ],
     layers="unroll",
 )
@@ -165,7 +162,7 @@ on_meshes = make_rows(
         ("fp16", "none", 4, "tiny", "unroll", "data=2"),
         ("fp8-delayed", "block", 1, "tiny", "unroll", "data=2"),
         ("fp8", "none", 1, "tiny", "unroll", "data=2,fsdp=2"),
-        *((name, "none", 1, "tiny", "unroll", "data=2") for name in COARSE),
+        ("fp8", "none", 1, "tiny", "unroll", "data=2"),
     ],
     [
         ("fp64", "sublayer", 4, "tiny", "unroll", "data=2"),
@@ -175,7 +172,6 @@ on_meshes = make_rows(
         ("bf16", "sqrt", 4, "gpt2", "scan", "data=4"),
         ("fp64", "none", 1, "grouped", "unroll", "data=2,fsdp=2"),
         ("fp8", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
-        ("fp8-rowwise", "block", 1, "tiny", "unroll", "fsdp=2"),
         ("fp8-delayed", "none", 4, "gpt2", "unroll", "data=2,fsdp=2"),
     ],
 )

@@ -56,8 +56,6 @@ fp16-none-4-tiny-unroll-data=2                        . . . . . . . . . . r
 fp8-delayed-block-1-tiny-unroll-data=2                . . . . . . . . . . r
 fp8-none-1-tiny-unroll-data=2,fsdp=2                  . . . . . . . . . . f
 fp8-none-1-tiny-unroll-data=2                         . . . . . . . . . . r
-fp8-rowwise-none-1-tiny-unroll-data=2                 . . . . . . . . . . r
-mxfp8-none-1-tiny-unroll-data=2                       . . . . . . . . . . r
 fp64-none-4-gpt2-unroll-3-data=1-masked               . . t . f . . r . . .
 fp64-block-4-tiny-unroll-1-data=2-packed              . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-1-data=1-packed                 . t r . . . . . f . .

@@ -121,12 +121,11 @@ def test_a_device_that_is_nearly_named(name: str, near: str) -> None:
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989), ("NVIDIA H100 PCIe", "bf16", 756),
         ("NVIDIA H200", "tf32", 494.5), ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
-        ("Tesla T4", "fp16", 65), ("NVIDIA L4", "bf16", 121),
+        ("Tesla T4", "fp16", 65), ("Tesla T4", "bf16", 8.1), ("NVIDIA L4", "bf16", 121),
         ("NVIDIA B200", "bf16", 2250), ("NVIDIA GeForce RTX 5090", "fp16", 209.5),
         # By units for the format where the device has them, else as what it is widened to
-        ("NVIDIA H100 80GB HBM3", "fp8", 1978), ("NVIDIA L4", "fp8-rowwise", 242),
-        ("NVIDIA A100-SXM4-40GB", "fp8", 19.5), ("NVIDIA H200", "mxfp8", 67),
-        ("NVIDIA B200", "mxfp8", 4500), ("Tesla T4", "bf16", 8.1),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1978), ("NVIDIA L4", "fp8-delayed", 242),
+        ("NVIDIA A100-SXM4-40GB", "fp8", 19.5), ("NVIDIA B200", "fp8", 4500),
         # Names of others inside a name, and devices that are not in the table
         ("NVIDIA L40S", "bf16", None), ("NVIDIA A10G", "bf16", None), ("cpu", "bf16", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None), ("NVIDIA H200", "fp64", None),

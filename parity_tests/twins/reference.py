@@ -42,18 +42,7 @@ def power_of_two(size: Any, at_most: float) -> Array:
     return np.where(np.isfinite(wide), scale, np.inf)
 
 
-def quantize(x: Array, to: Format, axis: int) -> Array:
-    """float32 (M, N) -> the numbers that a matmul's operand in this format stands for.
-
-    Args:
-        axis: along which products are added up.
-    """
-    if not to.shared:
-        return round_to(x, to)
-    axis %= x.ndim
-    length = {"tensor": 0, "row": x.shape[axis], "block": to.block}[to.shared]
-    split = (*x.shape[:axis], -1, length, *x.shape[axis + 1 :]) if length else x.shape
-    blocks = x.reshape(split)
-    sizes = np.abs(blocks).max(axis + 1 if length else None, keepdims=True)
-    scale = power_of_two(sizes, to.largest)
-    return round_to(blocks, to, scale).reshape(x.shape)
+def quantize(x: Array, to: Format) -> Array:
+    """float32 -> the numbers that a matmul's operand in this format stands for."""
+    scale = power_of_two(np.abs(x).max(), to.largest) if to.scaled else 1.0
+    return round_to(x, to, scale)

@@ -132,7 +132,7 @@ BLOCKS = {"n_layer": 1, "context": 128, "numerics": "fast", "autotune": "attenti
     [
         ("", {"policy": "bf16", "fp32_islands": "blocks.1,head", "remat": "dots"}),
         ("", {"policy": "fp8-delayed", "n_layer": 3}),  # whose histories move as in eager mode
-        ("", {"policy": "mxfp8", "n_layer": 3}),
+        ("", {"policy": "fp8", "n_layer": 3}),
         ("causal blocks", {"policy": "bf16", **BLOCKS}),
     ],
 )

@@ -30,27 +30,27 @@ CLIMBED: dict[str, tuple[Row, int]] = {
 # --- `--formats`. In float64 the twins round the same numbers: not a digit may differ.
 
 EXACT: Row = {
-    "policy": "fp64", "formats": "blocks=fp8,head=mxfp8,*.down=fp32,blocks.1.attn=fp8-delayed",
+    "policy": "fp64", "formats": "blocks=fp8,head=fp8,*.down=fp32,blocks.1.attn=fp8-delayed",
     "remat": "block", "accum": 1,
 }  # fmt: skip
 MIXED: Row = {
-    "policy": "bf16", "formats": "*=fp8-rowwise,*.attn=bf16,blocks.0.mlp=fp32,head=fp32",
+    "policy": "bf16", "formats": "*=fp8,*.attn=bf16,blocks.0.mlp=fp32,head=fp32",
     "model": "gpt2", "accum": 1,
 }  # fmt: skip
 DELAYED: Row = {
-    "formats": "blocks=fp8-delayed,*.mlp=mxfp8", "accum": 1, "n_layer": 1, "dropout": 0.0,
+    "formats": "blocks=fp8-delayed,*.mlp=fp8", "accum": 1, "n_layer": 1, "dropout": 0.0,
 }  # fmt: skip
 CLIMBED |= {f"formats-fp64-{n}": (EXACT, n) for n in (3, 4, 6)}
 CLIMBED |= {"formats-bf16-3": (MIXED, 3), "delayed-3": (DELAYED, 3)}
 # On several devices, one layer: scales and amaxes are those of one device.
 CLIMBED |= {
     "formats-fp64-fsdp": ({
-        "policy": "fp64", "formats": "blocks=fp8-rowwise,*.mlp=mxfp8,head=fp8", "model": "gpt2",
+        "policy": "fp64", "formats": "blocks=fp8,*.mlp=fp8-delayed", "model": "gpt2",
         "remat": "dots", "accum": 2, "mesh": "data=2,fsdp=2",
     }, WORLDS),
 }  # fmt: skip
 # Over float16, whose gradients have a loss scale.
-OVER: Row = {"policy": "fp16", "formats": "blocks=fp8-delayed,*.mlp=mxfp8", "n_layer": 1}
+OVER: Row = {"policy": "fp16", "formats": "blocks=fp8-delayed,*.mlp=fp8", "n_layer": 1}
 CLIMBED |= {"scaled-data": (OVER | {"accum": 2, "mesh": "data=2"}, WORLDS)}
 
 # --- a policy's `grads`. Anchored: the derivative written by hand, in the dtype without noise.

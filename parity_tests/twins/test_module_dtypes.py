@@ -23,7 +23,7 @@ from parity_tests.twins.programs import Op, read
 from parity_tests.twins.test_roles import MATMULS, B, D, T, V, violations
 from parity_tests.twins.test_roles import small as small_config
 
-FORMATS = "blocks=fp8,head=mxfp8,*.mlp=bf16,blocks.1.attn=fp8-rowwise,*.down=fp32"
+FORMATS = "blocks=fp8,head=fp8,*.mlp=bf16,blocks.1.attn=fp8-delayed,*.down=fp32"
 
 # --- patterns
 
@@ -93,12 +93,12 @@ def test_the_last_pattern_that_fits_counts_and_islands_after_it() -> None:
         "blocks.0.attn.qkv": "float32",
         "blocks.0.attn.attend": "bfloat16",  # a recipe is for linear layers
         "blocks.0.attn.proj": "fp8",
-        "blocks.1.attn.qkv": "fp8-rowwise",
+        "blocks.1.attn.qkv": "fp8-delayed",
         "blocks.1.attn.attend": "bfloat16",
-        "blocks.1.attn.proj": "fp8-rowwise",
+        "blocks.1.attn.proj": "fp8-delayed",
         **{f"blocks.{i}.mlp.{name}": "bfloat16" for i in range(2) for name in ("gate", "up")},
         **{f"blocks.{i}.mlp.down": "float32" for i in range(2)},
-        "head": "mxfp8",
+        "head": "fp8",
     }
 
 

@@ -1,5 +1,5 @@
 """Narrow formats by units made for them: the numbers that are emulated elsewhere, bit for bit, and
-their products; on a CPU both frameworks multiply fp8 by hand, and we the blocks."""
+their products; on a CPU both frameworks multiply fp8 by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ import torch_ref.extra.device
 import torch_ref.extra.formats.products
 from lockstep.config import from_flags
 from lockstep.devices import Capabilities
-from lockstep.formats.table import RECIPES, UNITS, Recipe
+from lockstep.formats.table import RECIPES, Recipe, native_recipes
 from parity_tests.pair import norm_gap
 from parity_tests.twins.float8 import require_float8
 
@@ -26,7 +26,7 @@ RECIPE = RECIPES["fp8"]
 SCALES = np.array([2.0**-7, 2.0**-9, 2.0**-14], np.float32)
 
 
-EVEN, ODD, OF_TILES = (64, 48, 32), (63, 45, 30), (160, 288, 96)  # more than a tile of 128 x 4
+EVEN, ODD = (64, 48, 32), (63, 45, 30)
 
 
 def find_recipe(form: str) -> Recipe:
@@ -73,50 +73,27 @@ def in_torch(
     return [y.detach().numpy(), dx, dweight.T, *others]
 
 
-def block_scaled_in_jax(a: Any, b: Any, of_a: Any, of_b: Any, preferred_element_type: Any) -> Any:
-    """By what `jax.nn.scaled_matmul` says of itself, which a CPU has not: (1, M, K), (1, N, K)."""
-    a, b = (
-        each.astype(jnp.float32) * jnp.repeat(scales.astype(jnp.float32), size, axis=-1)
-        for each, scales in ((a, of_a), (b, of_b))
-        for size in [each.shape[-1] // scales.shape[-1]]
-    )
-    return jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=preferred_element_type)
-
-
-def scale_blocks_by_hand(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Rows (M, K) in float32: each number and its scale, where NVIDIA's tensor cores read them."""
-    (rows, columns), columns_of_tiles = x.shape, -(-x.shape[1] // 32 // 4)
-    row, block = torch.arange(rows)[:, None], torch.arange(columns)[None] // 32
-    tile = row // 128 * columns_of_tiles + block // 4
-    place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
-    assert scales.numel() == -(-rows // 128) * columns_of_tiles * 512
-    return x.float() * scales.float()[place]
-
-
-def block_scaled_in_torch(
-    a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor, **more: Any
-) -> torch.Tensor:
-    """As strict as cuBLAS: sizes are multiples of 16, and a scale begins at 16 bytes of memory."""
-    assert not [n for n in (*a.shape, *b.shape) if n % 16] and b.stride(0) == 1
-    if of_a.dtype == torch.float32:
-        assert not [scale for scale in (of_a, of_b) if scale.data_ptr() % 16]
-        return SCALED_MM(a, b, of_a, of_b, **more)
-    return scale_blocks_by_hand(a, of_a) @ scale_blocks_by_hand(b.mT, of_b).mT
-
-
 SCALED_MM = torch._scaled_mm
 
 
-@pytest.mark.parametrize("name", UNITS)
+def scaled_as_strictly_as_cublas(
+    a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor, **more: Any
+) -> torch.Tensor:
+    """Sizes are multiples of 16, and a scale begins at 16 bytes of memory."""
+    assert not [n for n in (*a.shape, *b.shape) if n % 16] and b.stride(0) == 1
+    assert not [scale for scale in (of_a, of_b) if scale.data_ptr() % 16]
+    return SCALED_MM(a, b, of_a, of_b, **more)
+
+
+@pytest.mark.parametrize("name", sorted(native_recipes((9, 0))))
 @pytest.mark.parametrize("run", [in_jax, in_torch])
 def test_a_native_product_is_the_emulated_one(
     run: Callable, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if run is in_jax:
         require_float8()
-    monkeypatch.setattr(jax.nn, "scaled_matmul", block_scaled_in_jax)
-    monkeypatch.setattr(torch, "_scaled_mm", block_scaled_in_torch)
-    run = partial(run, sizes=OF_TILES if RECIPES[name].block > 1 else ODD)
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_as_strictly_as_cublas)
+    run = partial(run, sizes=ODD)
     scales = SCALES if name == "fp8-delayed" else None
     ours, theirs = run(f"native {name}", scales), run(name, scales)
     assert [x.shape for x in ours] == [x.shape for x in theirs] and len(ours) >= 4
@@ -128,8 +105,8 @@ def test_a_native_product_is_the_emulated_one(
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Formats without units are named: TF32 and fp8 on a CPU, blocks before Blackwell. Attention is
-    written out then: inside a kernel nothing can be rounded."""
+    """Formats without units are named: TF32 and fp8 on a CPU, fp8 before Ada. Attention is written
+    out then: inside a kernel nothing can be rounded."""
     module: Any = {"jax": jax_impl.extra.device, "torch": torch_ref.extra.device}[framework]
     device = jax.devices("cpu")[0] if framework == "jax" else torch.device("cpu")
 
@@ -137,15 +114,13 @@ def test_what_is_emulated_is_named(framework: str, monkeypatch: pytest.MonkeyPat
         config = from_flags({"device": "cpu", **flags}, accelerator=False)
         return module.describe(config, device)[fact]
 
-    expected = {"tf32": "tf32", "fp8": "fp8", "mxfp8": "mxfp8", "fp32": "", "bf16": ""}
+    expected = {"tf32": "tf32", "fp8": "fp8", "fp32": "", "bf16": ""}
     assert {p: named(policy=p, numerics="fast") for p in expected} == expected
     assert named("attention", policy="tf32", numerics="fast").startswith("reference")
-    hopper, blackwell = (Capabilities.of_cuda(capability) for capability in ((9, 0), (10, 0)))
-    monkeypatch.setattr(module, "find_capabilities", lambda device: blackwell)
-    assert [named(policy=p) for p in ("fp8", "mxfp8")] == [""] * 2
-    monkeypatch.setattr(module, "find_capabilities", lambda device: hopper)
-    assert named(policy="fp8") == named(policy="fp8-delayed") == named(policy="fp8-rowwise") == ""
-    assert named(policy="mxfp8") == "mxfp8"
+    ampere, ada = (Capabilities.of_cuda(capability) for capability in ((8, 0), (8, 9)))
+    monkeypatch.setattr(module, "find_capabilities", lambda device: ada)
+    assert named(policy="fp8") == named(policy="fp8-delayed") == ""
     assert named(policy="fp64", formats="blocks.1.mlp=fp8") == "fp8"  # of float64, by hand
-    mixed = partial(named, policy="bf16")
-    assert mixed(formats="blocks.1.mlp=fp8,blocks.2.mlp=mxfp8") == "mxfp8"
+    monkeypatch.setattr(module, "find_capabilities", lambda device: ampere)
+    mixed = "blocks.1.mlp=fp8,blocks.2.mlp=fp8-delayed"
+    assert named(policy="bf16", formats=mixed) == "fp8 fp8-delayed"

@@ -149,7 +149,7 @@ def kinds(operands: Operands) -> list[str]:
     """Names each operand's format: e4m3 or e5m2 under a tensor's one scale, empty for neither."""
     known = {"e5m2": E5M2, "e4m3": E4M3}  # the former may fit the latter, which has more digits
     return [
-        next((k for k, to in known.items() if not differ(x, reference.quantize(x, to, 0))), "")
+        next((k for k, to in known.items() if not differ(x, reference.quantize(x, to))), "")
         for x in operands
     ]
 

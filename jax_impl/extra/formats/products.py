@@ -9,13 +9,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
 from lockstep.formats.rounding import RoundedOperand
 from lockstep.formats.table import Recipe
 
 from ...functional import Product
-from ...remat import AFFINE
 from .rounding import ROUNDING
 
 NO_SCALES = (None, None, None)  # known before: current scaling takes an operand's own
@@ -24,17 +22,9 @@ NO_SCALES = (None, None, None)  # known before: current scaling takes an operand
 def times(left: RoundedOperand, right: RoundedOperand) -> Array:
     """The product (M, N) of operands (M, K) and (K, N)."""
     a, b = left.numbers, right.numbers
-    if a.dtype.itemsize > 1:
+    if left.scale is None or right.scale is None:
         return a @ b
-    if left.blocks is None or right.blocks is None:
-        y = jnp.matmul(a, b, preferred_element_type=jnp.float32)
-    else:  # both with their sum last, as cuDNN takes them
-        pair = a[None], b.mT[None], left.blocks[None], right.blocks.mT[None]
-        (y,) = jax.nn.scaled_matmul(*pair, preferred_element_type=jnp.float32)
-        y = checkpoint_name(y, AFFINE)  # no dot to remat's policies
-    for scale in (left.scale, right.scale):
-        y = y if scale is None else y * scale
-    return y
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32) * left.scale * right.scale
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -49,7 +39,7 @@ def rounded_linear(
     products of its derivative. That of the scales is the amaxes."""
     of_x, of_weight, _ = NO_SCALES if scales is None else scales
     own = partial(ROUNDING.operand, native=recipe.native)
-    y = times(own(x, recipe.x, -1, of_x), own(weight, recipe.weight, -2, of_weight))
+    y = times(own(x, recipe.x, of_x), own(weight, recipe.weight, of_weight))
     return y if bias is None else y + bias
 
 
@@ -64,9 +54,9 @@ def _linear_backward(recipe, kept, dy):  # type: ignore[no-untyped-def]
     x, weight, biased, scales = kept
     of_x, of_weight, of_dy = NO_SCALES if scales is None else scales
     own = partial(ROUNDING.operand, native=recipe.native)
-    round_dy = partial(own, dy, recipe.dy, scale=of_dy)
-    dx = times(round_dy(axis=-1), own(weight, recipe.weight, -1, of_weight).mT)
-    dweight = times(own(x, recipe.x, -2, of_x).mT, round_dy(axis=-2))
+    rounded = own(dy, recipe.dy, of_dy)
+    dx = times(rounded, own(weight, recipe.weight, of_weight).mT)
+    dweight = times(own(x, recipe.x, of_x).mT, rounded)
     sizes = [] if scales is None else [jnp.abs(each).max() for each in (x, weight, dy)]
     amaxes = jnp.stack(sizes).astype(scales.dtype) if sizes else None
     if amaxes is not None:  # a known scale clips an infinity, which no gradient would show
@@ -95,15 +85,15 @@ def rounded_by_hand(recipe: Recipe, product: Callable[[Array, Array], Array]) ->
     """A product that is linear in each of two operands, of rounded operands."""
 
     def multiply(a: Array, b: Array) -> Array:
-        return product(ROUNDING.quantize(a, recipe.x, -1), ROUNDING.quantize(b, recipe.weight, -2))
+        return product(ROUNDING.quantize(a, recipe.x), ROUNDING.quantize(b, recipe.weight))
 
     def forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
         return multiply(a, b), (a, b)
 
     def backward(operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
         a, b = operands
-        a, b = ROUNDING.quantize(a, recipe.x, -2), ROUNDING.quantize(b, recipe.weight, -1)
-        dy = ROUNDING.quantize(dy, recipe.dy, -1)
+        a, b = ROUNDING.quantize(a, recipe.x), ROUNDING.quantize(b, recipe.weight)
+        dy = ROUNDING.quantize(dy, recipe.dy)
         (da,) = jax.linear_transpose(lambda a: product(a, b), a)(dy)
         (db,) = jax.linear_transpose(lambda b: product(a, b), b)(dy)
         return da, db

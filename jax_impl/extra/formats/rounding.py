@@ -24,8 +24,8 @@ class Rounding(rounding.NeutralRounding):
     def cast(self, x: Array, kind: Any) -> Array:
         return x.astype(kind)
 
-    def amax(self, x: Array, axis: int | None, *, keep: bool = True) -> Array:
-        return x.max(axis, keepdims=keep)
+    def amax(self, x: Array, axis: int | None = None) -> Array:
+        return x.max(axis)
 
     def units(self, history: Array, loss_scale: Any) -> Array:
         return jnp.array([1.0, 1.0, loss_scale], jnp.float32)

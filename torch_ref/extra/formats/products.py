@@ -24,22 +24,14 @@ OF_ONE_PROCESS = Rounding()
 def times(left: RoundedOperand, right: RoundedOperand, bias: Tensor | None = None) -> Tensor:
     """The product (M, N) of operands (M, K) and (K, N), plus bias (N)."""
     a, b = left.numbers, right.numbers
-    if a.dtype.itemsize > 1:
+    if left.scale is None or right.scale is None:
         return a @ b if bias is None else torch.addmm(bias, a, b)
     size = len(a), b.shape[1]
     a, b = _row_by_row(a), _row_by_row(b.mT).mT  # as cuBLAS takes them
-    outside = [scale for scale in (left.scale, right.scale) if scale is not None]
-    if left.blocks is not None and right.blocks is not None:
-        of_a, of_b = _in_tiles(left.blocks), _in_tiles(right.blocks.mT)
-    elif all(scale.numel() == 1 for scale in outside):
-        # Copied: an H200's cuBLAS refuses a number inside a larger tensor, at a multiple of 4
-        # bytes, and takes one that has memory of its own.
-        (of_a, of_b), outside = [scale.clone() for scale in outside], []
-    else:
-        of_a = of_b = torch.ones((), device=a.device)
-    y = torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.float32)[: size[0], : size[1]]
-    for scale in outside:
-        y = y * scale
+    # Copied: an H200's cuBLAS refuses a number inside a larger tensor, at a multiple of 4 bytes,
+    # and takes one that has memory of its own.
+    scales = left.scale.clone(), right.scale.clone()
+    y = torch._scaled_mm(a, b, *scales, out_dtype=torch.float32)[: size[0], : size[1]]
     return y if bias is None else y + bias
 
 
@@ -50,15 +42,6 @@ def _row_by_row(x: Tensor) -> Tensor:
     rows, columns = (-n % 16 for n in x.shape)
     x = F.pad(x, (0, columns, 0, rows)) if rows or columns else x
     return x.view(kind)
-
-
-def _in_tiles(scales: Tensor) -> Tensor:
-    """Scales (rows, blocks) as tensor cores read them: tiles of 128 x 4, in each the rows 0, 32, 64
-    and 96 beside each other, then 1, 33 ..., filled up with zeros."""
-    rows, columns = scales.shape
-    x = F.pad(scales.view(torch.uint8), (0, -columns % 4, 0, -rows % 128))
-    x = x.view(-(-rows // 128), 4, 32, -(-columns // 4), 4).permute(0, 3, 2, 1, 4)
-    return x.reshape(-1).view(scales.dtype)
 
 
 class RoundedProduct(torch.autograd.Function):
@@ -79,7 +62,7 @@ class RoundedProduct(torch.autograd.Function):
         ctx.recipe, ctx.rounding = recipe, rounding
         of_a, of_b, _ = NO_SCALES if scales is None else scales
         own = partial(rounding.operand, native=recipe.native)
-        x, weight = own(a, recipe.x, -1, of_a), own(b, recipe.weight, -2, of_b)
+        x, weight = own(a, recipe.x, of_a), own(b, recipe.weight, of_b)
         return times(x, weight, bias)
 
     @staticmethod
@@ -87,9 +70,9 @@ class RoundedProduct(torch.autograd.Function):
         (dy,), (a, b, scales), recipe = grads, ctx.saved_tensors, ctx.recipe
         of_a, of_b, of_dy = NO_SCALES if scales is None else scales
         own = partial(ctx.rounding.operand, native=recipe.native)
-        round_dy = partial(own, dy, recipe.dy, scale=of_dy)
-        da = times(round_dy(axis=-1), own(b, recipe.weight, -1, of_b).mT)
-        db = times(round_dy(axis=-2).mT, own(a, recipe.x, -2, of_a)).mT
+        rounded = own(dy, recipe.dy, of_dy)
+        da = times(rounded, own(b, recipe.weight, of_b).mT)
+        db = times(rounded.mT, own(a, recipe.x, of_a)).mT
         sizes = [] if scales is None else [each.abs().amax() for each in (a, b, dy)]
         amaxes = torch.stack(sizes).to(scales) if sizes else None
         if amaxes is not None:  # a known scale clips an infinity, which no gradient would show

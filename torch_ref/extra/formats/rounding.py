@@ -36,8 +36,8 @@ class Rounding(rounding.NeutralRounding):
     def cast(self, x: Tensor, kind: Any) -> Tensor:
         return x.to(getattr(torch, kind) if isinstance(kind, str) else kind)
 
-    def amax(self, x: Tensor, axis: int | None, *, keep: bool = True) -> Tensor:
-        return x.amax(tuple(range(x.ndim)) if axis is None else axis, keepdim=keep)
+    def amax(self, x: Tensor, axis: int | None = None) -> Tensor:
+        return x.amax(axis) if axis is not None else x.amax()
 
     def units(self, history: Tensor, loss_scale: Any) -> Tensor:
         return torch.tensor([1.0, 1.0, loss_scale], device=history.device)
