@@ -1,8 +1,7 @@
 """The state of a step without side effects, and the model as a function of its parameters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial, wraps
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ class State:
     loss_scale: Array
     good_steps: Array  # since the loss scale last changed
     step: Array
+    amaxes: Params = field(default_factory=dict)  # histories of delayed scaling
 
 
 class Metrics(NamedTuple):
@@ -49,7 +49,7 @@ class PureGPT:
         self.variables = {".".join(map(str, p)): (p, x) for p, x in nnx.to_flat_state(state)}
         params = {name: x for name, (_, x) in self.variables.items() if isinstance(x, nnx.Param)}
         self.shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in params.items()}
-        # Other variables, which only features of extra/ have; zeros unless given.
+        # Other variables, which only a feature of extra/ has; zeros unless given.
         self.others = {name: x for name, (_, x) in self.variables.items() if name not in params}
 
     def __call__(self, params: Params) -> GPT:
@@ -59,18 +59,6 @@ class PureGPT:
         return nnx.merge(self.graph, state)
 
 
-def jit_method(function: Callable) -> Callable:
-    """Jits a method (self, state, batch); callers pass the batch, and self.state is added."""
-
-    def method(self: Any, batch: Any) -> Any:
-        name = function.__name__
-        if name not in self.compiled:
-            self.compiled[name] = self.jit(partial(function, self))
-        return self.compiled[name](self.state, batch)
-
-    return wraps(function)(method)
-
-
 def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Any]:
     """Scans `body(carry, (micro_step, batch))` over the micro-batches of a window (N, B, T).
 
@@ -78,6 +66,6 @@ def scan_window(body: Callable, carry: Any, window: Batch) -> tuple[Any, Any]:
     """
     n = window.tokens.shape[0]
     if n == 1:
-        carry, loss = body(carry, (0, window.select(0)))
-        return carry, jax.tree.map(lambda x: x[None], loss)
+        carry, result = body(carry, (0, window.select(0)))
+        return carry, jax.tree.map(lambda x: x[None], result)
     return jax.lax.scan(body, carry, (jnp.arange(n), window))

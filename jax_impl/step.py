@@ -23,6 +23,7 @@ from jax import Array
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.model.params import decays
+from lockstep.model.stacked import in_first_layer, is_stacked, tensor_names
 from lockstep.train.schedule import learning_rates
 from lockstep.twin import StepResult
 
@@ -31,14 +32,14 @@ from .loss import mean_count, mean_loss
 from .model import GPT
 from .optim import optimizer, update_count
 from .precision import compiler_options, loss_scale
-from .pure import Metrics, Params, PureGPT, State, jit_method, scan_window
+from .pure import Metrics, Params, PureGPT, State, scan_window
 
 # Trained parameters, the optimizer's state, and which of P tensors had finite gradients so far.
 Carry = tuple[Params, Any, Array]
 
 
 class Trainer:
-    """Holds the training state and takes optimizer steps. Features of `extra/` are subclasses."""
+    """Holds the training state and takes optimizer steps."""
 
     state: State
 
@@ -50,15 +51,21 @@ class Trainer:
         """
         self.config, self.model, self.device = config, model, device
         trained = set(config.trained)
-        self.trained = [name for name in model.shapes if self.canonical(name) in trained]
-        self.names = self.tensor_names()
-        mask = {n: decays(self.canonical(n), config.optim.decay) for n in self.trained}
+        self.trained = [name for name in model.shapes if in_first_layer(name) in trained]
+        # The P tensors whose gradient norms are logged.
+        self.names = tensor_names({name: model.shapes[name] for name in self.trained})
+        mask = {n: decays(in_first_layer(n), config.optim.decay) for n in self.trained}
         norms = partial(self.by_tensor, optax.tree.norm)
         self.optimizer = optimizer(config.optim, mask, config.precision.roles.param, norms)
         self.rates = learning_rates(config.optim)
         options = compiler_options(config.precision, platform)
         self.jit: Callable[..., Any] = partial(jax.jit, compiler_options=options)
         self.compiled: dict[str, Any] = {}
+        # Slots, which `extra/rules.py:make_trainer` fills with features.
+        self.program: Callable[[State, Batch], tuple[State, Metrics]] = self.step_function
+        self.batch_loss: Callable[..., Array] = batch_loss
+        self.evaluation_model: Callable[[State], GPT] = self.training_model
+        self.delayed: Any = None  # extra/formats/delayed.py:Delayed
 
     def compile(self, window: Batch) -> None:
         """Compiles the step ahead of time, for windows of this shape."""
@@ -66,7 +73,7 @@ class Trainer:
 
     def jitted_step(self) -> Any:
         """Jits the step, which donates the state's buffers to the next state; compiles nothing."""
-        return self.jit(self.step_function, donate_argnums=0)
+        return self.jit(self.program, donate_argnums=0)
 
     def step(self, window: Batch) -> Callable[[], StepResult]:
         """Starts one step on a window (N, B, T); the returned call waits for its result."""
@@ -79,18 +86,20 @@ class Trainer:
         """Computes the whole step: a pure function, which `jax.jit` compiles."""
         scale = self.scale(state)
         state = replace(state, step=state.step + 1)
-        (trained, opt_state, finite), losses = self.accumulate(state, window, scale)
+        (trained, opt_state, finite), (losses, seen) = self.accumulate(state, window, scale)
         next_scale, good_steps = self.update_scale(state, scale, finite)
         after = replace(
             state, params=state.params | trained, optimizer=opt_state, loss_scale=next_scale,
-            good_steps=good_steps,
+            good_steps=good_steps, amaxes=self.update_amaxes(state, scale, finite, seen),
         )  # fmt: skip
         return after, self.metrics(state, after, losses.sum(), finite)
 
-    def accumulate(self, state: State, window: Batch, scale: jmp.LossScale) -> tuple[Carry, Array]:
+    def accumulate(
+        self, state: State, window: Batch, scale: jmp.LossScale
+    ) -> tuple[Carry, tuple[Array, Params]]:
         """Runs `micro_batch` over the window; the last one updates the parameters.
 
-        Returns the last carry, and the losses (N,), each divided by N.
+        Returns the last carry; the losses (N,), each divided by N; and the amaxes seen (N, 3).
         """
         trained = {name: state.params[name] for name in self.trained}
         carry = (trained, state.optimizer, jnp.ones(len(self.names), bool))
@@ -100,7 +109,7 @@ class Trainer:
     def micro_batch(
         self, state: State, scale: jmp.LossScale, target_count: Array | None,
         carry: Carry, numbered: tuple[Array, Batch],
-    ) -> tuple[Carry, Array]:  # fmt: skip
+    ) -> tuple[Carry, tuple[Array, Params]]:  # fmt: skip
         """Computes the gradient of one micro-batch and passes it to the optimizer; a scan's body.
 
         Args:
@@ -109,17 +118,17 @@ class Trainer:
             numbered: the micro-step, from 0, and its batch (B, T).
         """
         (trained, opt_state, finite), (micro_step, batch) = carry, numbered
-        dropout = self.dropout(state.step, micro_step)
-        weights = self.weights(state)
+        dropout, scales = self.dropout(state.step, micro_step), self.scales(state)
 
-        def loss(trained: Params) -> Array:
-            return self.micro_batch_loss(weights | trained, batch, dropout, target_count)
+        def loss(variables: Params) -> Array:
+            return self.micro_batch_loss(state.params | variables, batch, dropout, target_count)
 
-        value, grads = self.backward(loss, trained, scale)
+        value, grads = self.backward(loss, trained | scales, scale)
+        seen = {name: grads.pop(name) for name in scales}
         grads, finite = self.unscale(grads, finite, scale)
         do_step = finite.all() & (micro_step == self.config.optim.accum - 1)
         trained, opt_state = self.update(grads, opt_state, trained, do_step)
-        return (trained, opt_state, finite), value
+        return (trained, opt_state, finite), (value, seen)
 
     def micro_batch_loss(
         self, params: Params, batch: Batch, dropout: Dropout, target_count: Array | None
@@ -197,48 +206,52 @@ class Trainer:
 
         return wait
 
-    @jit_method
-    def evaluate(self, state: State, batches: Batch) -> Array:
+    def evaluate(self, batches: Batch) -> Array:
         """Computes the mean loss of M batches (M, B, T) under the evaluation policy."""
+        return self.run("evaluate", self.mean_of_batches, batches)
+
+    def logits(self, batch: Batch) -> Array:
+        """Computes logits (B, T, V) of a batch (B, T) under the evaluation policy."""
+        return self.run("logits", self.logits_of_batch, batch)
+
+    def run(self, name: str, function: Callable[[State, Batch], Any], batch: Batch) -> Any:
+        """Runs a function of the state and a batch, which is compiled once under its name."""
+        if name not in self.compiled:
+            self.compiled[name] = self.jit(function)
+        return self.compiled[name](self.state, batch)
+
+    def mean_of_batches(self, state: State, batches: Batch) -> Array:
         model, target_count = self.evaluation_model(state), mean_count(batches)
         return jax.lax.map(
             lambda each: self.batch_loss(model, each, target_count=target_count), batches
         ).mean()
 
-    @jit_method
-    def logits(self, state: State, batch: Batch) -> Array:
-        """Computes logits (B, T, V) of a batch (B, T) under the evaluation policy."""
+    def logits_of_batch(self, state: State, batch: Batch) -> Array:
         return self.evaluation_model(state)(batch)
 
-    def evaluation_model(self, state: State) -> GPT:
+    def training_model(self, state: State) -> GPT:
         return self.model(self.weights(state))
 
-    # Overridden by features in extra/.
+    def weights(self, state: State) -> Params:
+        """Returns the model's variables."""
+        return state.params | self.scales(state)
 
-    def canonical(self, name: str) -> str:
-        """Returns a parameter's canonical name (`lockstep.model.params`)."""
-        return name
+    def scales(self, state: State) -> Params:
+        """Returns the scales (3,) of products with delayed scaling; {} without."""
+        return self.delayed.scales(state, self.scale(state)) if self.delayed else {}
 
-    def tensor_names(self) -> list[str]:
-        """Names the P tensors whose gradient norms are logged."""
-        return sorted(self.trained)
+    def update_amaxes(
+        self, state: State, scale: jmp.LossScale, finite: Array, seen: Params
+    ) -> Params:
+        """Records the amaxes that this step has seen: the gradients of the scales."""
+        return self.delayed.update_amaxes(state, scale, finite, seen) if self.delayed else {}
 
     def by_tensor(self, measure: Callable[[Array], Array], tensors: Params) -> Array:
-        """Measures each tensor; returns (P,), in the order of `tensor_names`."""
-        return jnp.stack([measure(x) for _, x in sorted(tensors.items())])
-
-    def weights(self, state: State) -> Params:
-        """Returns the model's variables; delayed scaling adds scales."""
-        return state.params
-
-    def batch_loss(
-        self,
-        model: GPT,
-        batch: Batch,
-        dropout: Dropout | None = None,
-        target_count: Array | None = None,
-    ) -> Array:
-        return batch_loss(model, batch, dropout, target_count)
+        """Measures each tensor, of a stack each layer's; returns (P,), in the order of `names`."""
+        return jnp.concatenate([
+            jax.vmap(measure)(x) if is_stacked(name) else measure(x)[None]
+            for name, x in sorted(tensors.items())
+        ])  # fmt: skip
 
 
 def batch_loss(

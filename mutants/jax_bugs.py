@@ -438,7 +438,7 @@ def evaluation_mean_in_compute(right: Callable, self: Trainer, batches: Batch) -
 @same(suffix="-jax")
 @wraps(step, "Trainer.evaluate")
 def stale_evaluation_weights(right: Callable, self: Any, batches: Batch) -> Array:
-    if not isinstance(self, evaluation.OtherPolicy):
+    if not self.config.precision.eval_policy:
         return right(self, batches)
     now, kept = self.state, vars(self)
     if "first_params" not in kept:
@@ -452,8 +452,7 @@ def stale_evaluation_weights(right: Callable, self: Any, batches: Batch) -> Arra
 @same(suffix="-jax")
 @wraps(step, "Trainer.logits")
 def sampled_under_training_policy(right: Callable, self: Trainer, batch: Batch) -> Array:
-    usual = partial(step.Trainer.evaluation_model, self)
-    with mock.patch.object(self, "evaluation_model", usual):
+    with mock.patch.object(self, "evaluation_model", self.training_model):
         return right(self, batch)
 
 

@@ -7,7 +7,6 @@ formats in `narrow_formats` and `torch_formats`, of modules' formats in `module_
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -595,23 +594,19 @@ def evaluation_mean_in_compute(right: Callable, self: Any, batches: Batch) -> Te
 
 
 @bug(rung=2, **EVALUATED)
-@wraps(evaluation, "OtherPolicy.evaluation_model")
-def stale_evaluation_weights(right: Callable, self: Any) -> Any:
+@wraps(evaluation, "evaluation_model")
+def stale_evaluation_weights(right: Callable, make: Any, dtypes: Any, trainer: Any) -> Any:
     """Later evaluations use the first one's weights."""
-    self.kept_model = getattr(self, "kept_model", None) or right(self)
-    return self.kept_model
+    trainer.kept_model = getattr(trainer, "kept_model", None) or right(make, dtypes, trainer)
+    return trainer.kept_model
 
 
 @bug(rung=2, **EVALUATED)
 @wraps(step, "Trainer.logits")
 def sampled_under_training_policy(right: Callable, self: Any, batch: Batch) -> Tensor:
     """Logits are computed under the training policy."""
-    with mock.patch.object(self, "evaluation_model", partial(_training_model, self)):
+    with mock.patch.object(self, "evaluation_model", lambda: (self.model, self.roles)):
         return right(self, batch)
-
-
-def _training_model(trainer: Any) -> Any:
-    return trainer.model, trainer.roles
 
 
 # --- dropout and remat

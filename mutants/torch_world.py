@@ -142,7 +142,7 @@ def forget_devices(name: str) -> Plant:
 @bug(rung=11, mesh="data=2")
 def same_masks_on_every_rank() -> Plant:
     """All ranks drop alike."""
-    return forget_devices("dropout")
+    return after(mesh.OnMesh, "__init__", lambda self, *_: setattr(self, "rank", 0))
 
 
 @bug(rung=11, **MASKED, **DDP)

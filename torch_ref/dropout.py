@@ -14,14 +14,20 @@ from lockstep.model.threefry import Key, encrypt, fold_in
 
 
 class Dropout:
-    """Called as dropout(x, layer, site); keeps its input's dtype."""
+    """Called as dropout(x, layer, site); keeps its input's dtype.
 
-    def __init__(self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool) -> None:
-        self.rate, self.strict = rate, strict
+    Args:
+        rank: this device's number; each draws the masks of its own rows of the batch.
+    """
+
+    def __init__(
+        self, rate: float, *, seed: int, step: int, micro_step: int, strict: bool, rank: int = 0
+    ) -> None:
+        self.rate, self.strict, self.rank = rate, strict, rank
         key = (0, seed)  # the bits of `jax.random.key(seed)`
         self.key = fold_in(fold_in(key, step), micro_step)
         if rate and not strict:
-            seed_torch(self.key)
+            seed_torch(fold_in(self.key, rank) if rank else self.key)
 
     @classmethod
     def off(cls) -> "Dropout":
@@ -38,7 +44,7 @@ class Dropout:
 
     def draw(self, key: Key, x: Tensor) -> Tensor:
         """Draws which elements of x are kept."""
-        return bernoulli(key, 1 - self.rate, x.shape, x.device)
+        return bernoulli(key, 1 - self.rate, x.shape, x.device, start=self.rank * x.numel())
 
     def key_of(self, layer: int, site: str) -> Key:
         return fold_in(fold_in(self.key, layer + 1), SITES[site])
@@ -51,7 +57,7 @@ def seed_torch(key: Key) -> None:
 
 
 def bernoulli(
-    key: Key, p: float, shape: torch.Size, device: torch.device, start: int = 0
+    key: Key, p: float, shape: torch.Size, device: torch.device, *, start: int = 0
 ) -> Tensor:
     """Computes `jax.random.bernoulli(key, float32(p), shape)` with partitionable threefry.
 

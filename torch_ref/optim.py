@@ -3,18 +3,17 @@
 Gradients accumulate in `.grad`, in the param dtype, so accumulation needs nothing here.
 """
 
-from inspect import unwrap
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
+from torch.optim import AdamW
 
 from lockstep.config import OptimConfig
 from lockstep.model.constants import ADAM_EPS
 from lockstep.model.params import decays
 
 
-def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
+def adamw(model: nn.Module, config: OptimConfig) -> AdamW:
     """Creates fused AdamW with two groups, with and without weight decay."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decayed = [p for name, p in named.items() if decays(name, config.decay)]
@@ -24,14 +23,6 @@ def adamw(model: nn.Module, config: OptimConfig) -> "AdamW":
         {"params": rest, "weight_decay": 0.0},
     ]
     return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=ADAM_EPS, fused=True)
-
-
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW without its decorators, which import the compiler: a second of CPU time."""
-
-    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
 
 
 def clip_by_global_norm(parameters: list[nn.Parameter], clip: float, norms: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ def set_switches(config: Config, device: Capabilities) -> None:
     strict = config.precision.strict
     if strict:  # before the first cuBLAS call: its workspace decides the order of reductions
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if strict != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
-        torch.use_deterministic_algorithms(strict)
+    torch.use_deterministic_algorithms(strict)
     float32 = float32_matmul(config)
     torch.backends.cuda.matmul.fp32_precision = float32
     torch.backends.cudnn.fp32_precision = float32

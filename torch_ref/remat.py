@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -23,13 +22,19 @@ from lockstep.model.segments import segments
 
 Layer = Callable[[Any, int, Tensor], Tensor]  # (block, layer index, x) -> x
 
-# Weight matmuls have no batch dimension; those of attention are bmm. `extra/cpu.py` adds its own
-# operator.
-WEIGHT_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+# Weight matmuls have no batch dimension; those of attention are bmm. The last three are the
+# operators of `extra/cpu.py`.
+WEIGHT_MATMULS = {
+    "aten::mm",
+    "aten::addmm",
+    "mkldnn::_linear_pointwise",
+    "lockstep::linear",
+    "lockstep::widened_linear",
+}
 
 
 def _save(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    keep = op in WEIGHT_MATMULS
+    keep = op.name() in WEIGHT_MATMULS
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -28,7 +28,9 @@ from .precision import autocast, dtype, grad_scaler
 
 
 class Trainer:
-    """Holds the training state and takes optimizer steps. Features of `extra/` are subclasses."""
+    """Holds the training state and takes optimizer steps."""
+
+    rank = 0  # this device's number on a mesh
 
     def __init__(self, config: Config, model: GPT, device: torch.device) -> None:
         self.config, self.model, self.device = config, model, device
@@ -39,6 +41,10 @@ class Trainer:
         self.rates = learning_rates(config.optim)
         self.scaler = grad_scaler(config.precision, device)
         self.steps = self.updates = 0  # attempted steps; those that were not skipped
+        # Slots, which `extra/rules.py:make_trainer` fills with features.
+        self.batch_loss: Callable[..., Tensor] = batch_loss
+        self.evaluation_model: Callable[[], tuple[GPT, Roles]] = lambda: (self.model, self.roles)
+        self.delayed: Any = None  # extra/formats/delayed.py:Delayed
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
@@ -49,12 +55,16 @@ class Trainer:
         """Starts one step on a window (N, B, T); the returned call waits for its result."""
         scale, rate = self.scaler.get_scale(), float(self.rates[self.updates])
         self.steps += 1
+        if self.delayed:
+            self.delayed.begin_step()
         loss = self.accumulate(window)
         self.unscale()
         norm, norms = self.clip()
         self.update(rate)
         skipped = self.update_scale(scale)
         self.updates += not skipped  # so a skipped step does not advance the schedule
+        if self.delayed:
+            self.delayed.end_step(scale, skipped=skipped)
         return self.report(loss, norm, norms, rate, scale, skipped)
 
     def accumulate(self, window: Batch) -> Tensor:
@@ -69,6 +79,8 @@ class Trainer:
         """Adds the gradient of one micro-batch; returns its part of the loss."""
         loss = self.micro_batch_loss(window, target_count, micro_step)
         self.backward(loss)
+        if self.delayed:
+            self.delayed.collect()
         return loss.detach()
 
     def micro_batch_loss(
@@ -106,9 +118,9 @@ class Trainer:
         return self.scaler.get_scale() < scale or scale == 0  # both are 1 if it is disabled
 
     def dropout(self, micro_step: int) -> Dropout:
+        where = {"step": self.steps, "micro_step": micro_step, "rank": self.rank}
         rate, seed = self.config.model.dropout, self.config.optim.seed
-        strict = self.config.precision.strict
-        return Dropout(rate, seed=seed, step=self.steps, micro_step=micro_step, strict=strict)
+        return Dropout(rate, seed=seed, strict=self.config.precision.strict, **where)
 
     def report(
         self, loss: Tensor, norm: Tensor, norms: Tensor, rate: float, scale: float, skipped: bool
@@ -145,10 +157,7 @@ class Trainer:
         with autocast(roles, self.device):
             return model(batch)
 
-    def evaluation_model(self) -> tuple[GPT, Roles]:
-        return self.model, self.roles
-
-    # Overridden by features in extra/.
+    # Overridden on a mesh: extra/mesh/mesh.py.
 
     def wrap_model(self) -> nn.Module:
         """Returns the module that a training pass calls; a mesh wraps the model."""
@@ -159,12 +168,6 @@ class Trainer:
 
     def gradient_norms(self, parameters: list[nn.Parameter]) -> Tensor:
         return gradient_norms([p.grad for p in parameters if p.grad is not None])
-
-    def batch_loss(
-        self, model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
-        target_count: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return batch_loss(model, batch, roles, dropout, target_count)
 
 
 def batch_loss(

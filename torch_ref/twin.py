@@ -14,7 +14,7 @@ from lockstep.train.memory import give_back_surplus, keep_freed_memory, resident
 from lockstep.twin import BatchTrace, StepResult
 
 from .extra.capabilities import find_capabilities
-from .extra.compiled import Compiled
+from .extra.compiled import compile_ahead
 from .extra.device import configure, describe, find_device
 from .extra.mesh.mesh import local_rows, make_mesh, place_batch
 from .extra.mesh.processes import any_rank, broadcast, leave, process_count, rank
@@ -58,7 +58,7 @@ class TorchTwin:
 
     def load(self, state: TrainState) -> None:
         configure(self.config)  # process-wide: another twin may have been built since
-        bridge.load(self.trainer, state)
+        bridge.load(self.trainer, state, self.mesh)
 
     def state(self) -> TrainState:
         return bridge.save(self.trainer)
@@ -66,8 +66,8 @@ class TorchTwin:
     def prepare(self, window: Batch | None = None) -> None:
         window = blank_window(self.config) if window is None else window
         self.segments = window.segments is not None
-        if isinstance(self.trainer, Compiled):
-            self.trainer.compile(self.place(window))
+        if self.config.execution.compile:
+            compile_ahead(self.trainer, self.place(window))
         elif self.config.execution.remat != "none":
             self.passes = Passes(self.trainer.model)
 

@@ -7,24 +7,22 @@ from jax import Array
 from lockstep.config import chunks as in_chunks
 from lockstep.data.batch import Batch
 
-from .. import loss, step
+from .. import loss
 from ..dropout import Dropout
 from ..model import GPT
 
 
-class InChunks(step.Trainer):
-    """A trainer that makes the logits of so many rows at a time (`--loss-chunks`)."""
-
-    def batch_loss(
-        self,
-        model: GPT,
-        batch: Batch,
-        dropout: Dropout | None = None,
-        target_count: Array | None = None,
-    ) -> Array:
-        x_RD = model.hidden(batch, dropout)
-        target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
-        return mean_loss_in_chunks(model, x_RD, batch, self.config.chunks, target_count)
+def batch_loss(
+    chunks: int,
+    model: GPT,
+    batch: Batch,
+    dropout: Dropout | None = None,
+    target_count: Array | None = None,
+) -> Array:
+    """Is `step.batch_loss`, with the logits of so many rows at a time (`--loss-chunks`)."""
+    x_RD = model.hidden(batch, dropout)
+    target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
+    return mean_loss_in_chunks(model, x_RD, batch, chunks, target_count)
 
 
 def mean_loss_in_chunks(

@@ -4,21 +4,14 @@ import jax
 
 from lockstep.config.policy import Dtypes
 
-from .. import step
 from ..model import GPT
-from ..step import PureGPT
+from ..step import PureGPT, State
 from .formats import delayed
 
 
-class OtherPolicy(step.Trainer):
-    """A trainer that evaluates with another model of the same weights."""
-
-    eval_model: PureGPT
-    eval_dtypes: Dtypes
-
-    def evaluation_model(self, state: step.State) -> GPT:
-        params = jax.tree.map(lambda p: p.astype(self.eval_dtypes.param), state.params)
-        if isinstance(state, delayed.DelayedState):  # scaled by what training recorded
-            known = {name: state.amaxes[name] for name in self.eval_dtypes.histories}
-            params |= delayed.make_scales(known, self.scale(state).loss_scale)
-        return self.eval_model(params)
+def evaluation_model(model: PureGPT, dtypes: Dtypes, state: State) -> GPT:
+    """Gives another model the weights of a state, in its own dtypes."""
+    params = jax.tree.map(lambda p: p.astype(dtypes.param), state.params)
+    # Scaled by what training recorded.
+    histories = {name: state.amaxes[name] for name in dtypes.histories}
+    return model(params | delayed.make_scales(histories, state.loss_scale))

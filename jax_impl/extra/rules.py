@@ -6,7 +6,7 @@ joined. The trainer is `step.Trainer` itself.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -26,19 +26,17 @@ from .. import functional as F
 from .. import model, step
 from ..model import GPT, Attend, Embedding, Layers, Linear, Positions
 from ..precision import make_policy
-from . import cpu, gpu
+from . import chunks, cpu, evaluation, gpu
 from .attention import CUDNN, choose_attention, make_attention
-from .chunks import InChunks
-from .evaluation import OtherPolicy
 from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import einsum_backward_in, linear_backward_in
 from .formats.products import rounded_einsum, rounded_product
 from .head import join_gradients
 from .lora import LoRALinear
 from .mesh.gather import RegatheringLinear, SharedEmbedding, gathered, sum_widely
-from .mesh.mesh import OnMesh
+from .mesh.mesh import in_mesh, shard
 from .packed import make_positions
-from .scan import ScannedGPT, Stacked
+from .scan import ScannedGPT
 
 
 class RegatheringLoRALinear(LoRALinear, RegatheringLinear):
@@ -198,20 +196,15 @@ def make_trainer(
 ) -> step.Trainer:
     """The trainer of a configuration: the core's, with what its features add."""
     dtypes, evaluated = config.dtypes, config.eval_dtypes
-    features = {
-        OnMesh: mesh is not None,
-        OtherPolicy: evaluated != dtypes,
-        InChunks: config.chunks > 1,
-        Stacked: scans_layers(config),
-        Delayed: bool(dtypes.histories),
-    }
-    bases = [feature for feature, wanted in features.items() if wanted]
-    kind: Any = type("Trainer", (*bases, step.Trainer), {}) if bases else step.Trainer
     model = make_model(config, dtypes, capabilities)
-    trainer = kind(config, model, device, capabilities.platform)
-    if mesh is not None:
-        trainer.join(mesh)
+    trainer = step.Trainer(config, model, device, capabilities.platform)
+    if config.chunks > 1:
+        trainer.batch_loss = partial(chunks.batch_loss, config.chunks)
+    if dtypes.histories:
+        trainer.delayed = Delayed()
     if evaluated != dtypes:
-        trainer.eval_model = make_model(config, evaluated, capabilities)
-        trainer.eval_dtypes = evaluated
+        other = make_model(config, evaluated, capabilities)
+        trainer.evaluation_model = partial(evaluation.evaluation_model, other, evaluated)
+    if mesh is not None:
+        trainer.program, trainer.jit = shard(trainer.program, mesh), in_mesh(trainer.jit, mesh)
     return trainer

@@ -11,9 +11,8 @@ from flax import nnx
 from jax import Array
 
 from lockstep.model.segments import segments
-from lockstep.model.stacked import in_first_layer, is_stacked, tensor_names
 
-from .. import remat, step
+from .. import remat
 from ..model import GPT, Block, Layers
 from ..remat import Layer
 
@@ -32,22 +31,6 @@ class ScannedGPT(GPT):
 
     def run_blocks(self, layer: Callable, x_RD: Array) -> Array:
         return scan_blocks(layer, nnx.split(self.blocks), x_RD, remat=self.remat)
-
-
-class Stacked(step.Trainer):
-    """A trainer whose tensors have a leading axis for the layers; it names each layer's."""
-
-    def canonical(self, name: str) -> str:
-        return in_first_layer(name)
-
-    def tensor_names(self) -> list[str]:
-        return tensor_names({name: self.model.shapes[name] for name in self.trained})
-
-    def by_tensor(self, measure: Callable[[Array], Array], tensors: dict[str, Array]) -> Array:
-        return jnp.concatenate([
-            jax.vmap(measure)(x) if is_stacked(name) else measure(x)[None]
-            for name, x in sorted(tensors.items())
-        ])  # fmt: skip
 
 
 def scan_blocks(layer: Layer, blocks: Any, x: Array, *, remat: str) -> Array:

@@ -10,12 +10,11 @@ from .jaxprs import flops
 
 def step_bytes(trainer: Trainer, window: Batch) -> int:
     """XLA's temporaries, as the compiled step itself accounts for them; nothing is run."""
-    step = trainer.jit(trainer.step_function, donate_argnums=0)
-    accounts = step.lower(trainer.state, window).compile().memory_analysis()
+    accounts = trainer.jitted_step().lower(trainer.state, window).compile().memory_analysis()
     assert accounts is not None
     return accounts.temp_size_in_bytes
 
 
 def step_flops(trainer: Trainer, window: Batch) -> int:
     """Two for each multiply-add of each matmul, recomputed ones too."""
-    return flops(jax.make_jaxpr(trainer.step_function)(trainer.state, window).jaxpr)
+    return flops(jax.make_jaxpr(trainer.program)(trainer.state, window).jaxpr)

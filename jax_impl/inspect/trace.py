@@ -1,10 +1,12 @@
 """Shows the activations and gradients of one batch, nothing recomputed. Dropout is off."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from lockstep.data.batch import Batch
@@ -56,19 +58,39 @@ def compile_trace(trainer: Trainer, device: Any) -> Any:
 def listen(model: GPT, name: str, seen: Params, slots: Params) -> None:
     """Keeps what a module returns in `seen`, from its next call on.
 
-    Its class becomes one that does so; JAX keeps no activation's gradient, so each gets a slot,
-    whose gradient is the activation's.
+    JAX keeps no activation's gradient, so each gets a slot, whose gradient is the activation's.
     """
-    module: Any = model
-    for part in name.split(".") if name != "logits" else ():
-        module = module[int(part)] if part.isdigit() else getattr(module, part)
-    kind = type(module)
 
-    def call(self: Any, *args: Any) -> Array:
-        seen[name] = x = kind.__call__(self, *args)
+    def hear(x: Array) -> Array:
+        seen[name] = x
         return add_slot(x, slots[name]) if slots else x
 
-    module.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+    if name == "logits":
+        logits = model.logits
+        model.logits = lambda x_RD: hear(logits(x_RD))  # type: ignore[method-assign]
+        return
+    *path, last = name.split(".")
+    parent: Any = reduce(_child, path, model)
+    setattr(parent, last, Heard(_child(parent, last), hear))
+
+
+def _child(module: Any, name: str) -> Any:
+    return module[int(name)] if name.isdigit() else getattr(module, name)
+
+
+class Heard(nnx.Module):
+    """A module, and a function through which its output passes."""
+
+    def __init__(self, module: nnx.Module, hear: Callable[[Array], Array]) -> None:
+        self.module, self.hear = module, hear
+
+    def __call__(self, *args: Any) -> Array:
+        return self.hear(self.module(*args))
+
+    def __getattr__(self, name: str) -> Any:  # such as an embedding's table
+        if name.startswith("_") or name == "module":
+            raise AttributeError(name)
+        return getattr(self.module, name)
 
 
 @jax.custom_vjp

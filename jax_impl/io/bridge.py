@@ -18,8 +18,7 @@ from lockstep.model.params import Arrays, shapes
 from lockstep.model.stacked import in_first_layer, is_stacked, layer_names, unstack
 from lockstep.model.state import TrainState, histories
 
-from ..extra.formats import delayed
-from ..extra.mesh.mesh import OnMesh, shardings, whole
+from ..extra.mesh.mesh import shardings, whole
 from ..optim import update_count
 from ..step import Params, State, Trainer
 
@@ -74,13 +73,8 @@ def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> A
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
 
 
-def mesh_of(trainer: Trainer) -> Mesh | None:
-    return trainer.mesh if isinstance(trainer, OnMesh) else None
-
-
-def load(trainer: Trainer, state: TrainState) -> None:
+def load(trainer: Trainer, state: TrainState, mesh: Mesh | None) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
-    mesh = mesh_of(trainer)
     params, mu, nu = (
         from_canonical(arrays, trainer.model.shapes, mesh)
         for arrays in (state.params, state.mu, state.nu)
@@ -98,19 +92,16 @@ def load(trainer: Trainer, state: TrainState) -> None:
     scalars: tuple[Any, Any, Any] = (
         np.float32(state.loss_scale), np.int32(state.good_steps), np.int32(state.step),
     )  # fmt: skip
-    known = State(params, jax.tree.map(zeros, moved), *scalars)
-    if isinstance(trainer, delayed.Delayed):
-        amaxes: Any = histories(trainer.config, state.amaxes)
-        known = delayed.DelayedState(**vars(known), amaxes=amaxes)
+    amaxes: Any = histories(trainer.config, state.amaxes) if trainer.delayed else {}
+    known = State(params, jax.tree.map(zeros, moved), *scalars, amaxes)
     trainer.state = jax.device_put(known, shardings(known, mesh) if mesh else trainer.device)
 
 
 def save(trainer: Trainer) -> TrainState:
     """The canonical state, copied to the host; every process calls it."""
-    state, amaxes = trainer.state, {}
-    if isinstance(state, delayed.DelayedState):
-        # In the order of the forward pass; jit has sorted them by name.
-        amaxes = {n: to_numpy(state.amaxes[n]) for n in trainer.config.dtypes.histories}
+    state = trainer.state
+    # In the order of the forward pass; jit has sorted them by name.
+    amaxes = {n: to_numpy(state.amaxes[n]) for n in trainer.config.dtypes.histories}
     params, mu, nu = (
         to_canonical(tensors, trainer.config.model)
         for tensors in (

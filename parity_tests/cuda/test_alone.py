@@ -107,7 +107,7 @@ def packed(trainer, mesh):
     return state, window._replace(counts=counts, segments=like)
 
 def donating(trainer):
-    return trainer.jit(trainer.step_function, donate_argnums=(0, 1))
+    return trainer.jit(trainer.program, donate_argnums=(0, 1))
 
 {change}
 with warnings.catch_warnings(record=True) as said:

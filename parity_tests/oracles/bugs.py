@@ -7,7 +7,6 @@ shows them. Bugs of one twin are in `lockstep.parity.catalogue`.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -91,8 +90,8 @@ def bug(file: str, test: str, *arguments: Any) -> Callable[[Make], Make]:
 JAX, TORCH = jax_impl.step.Trainer, torch_ref.step.Trainer
 DROPOUTS = jax_impl.dropout.Dropout, torch_ref.dropout.Dropout
 ROUNDINGS = jax_impl.extra.formats.rounding.Rounding, torch_ref.extra.formats.rounding.Rounding
-JAX_EVALUATION = jax_impl.extra.evaluation.OtherPolicy
-TORCH_EVALUATION = torch_ref.extra.evaluation.OtherPolicy
+JAX_EVALUATION = jax_impl.extra.evaluation
+TORCH_EVALUATION = torch_ref.extra.evaluation
 
 
 def in_both(owners: tuple[Any, ...], name: str, wrong: Callable) -> Plant:
@@ -355,7 +354,7 @@ def stacked_names_are_frozen() -> Plant:
 
 @bug("initial", "frozen_parameters_stay", "scan", "jax")
 def norms_of_stacked_layers_turned() -> Plant:
-    return wrap(jax_impl.extra.scan.Stacked, "by_tensor", reverse_layers)
+    return wrap(JAX, "by_tensor", reverse_layers)
 
 
 # --- the schedule, clipping, AdamW, the loss scale and what a resumed run loads
@@ -379,7 +378,9 @@ def clip_by_rounded_factor(right: Callable, clip: float, norms: Any) -> Any:
 
 def with_state(bridge: Any, change: Callable[[Any], Any]) -> Plant:
     """Loads another state than the one that was saved."""
-    return wrap(bridge, "load", lambda right, trainer, state: right(trainer, change(state)))
+    return wrap(
+        bridge, "load", lambda right, trainer, state, *rest: right(trainer, change(state), *rest)
+    )
 
 
 @bug("schedule", "steps_match_manual_adamw", "torch")
@@ -480,19 +481,32 @@ HEADS_TAKE_TURNS = in_both(
 )
 
 
-def evaluate_in_float32(self: Any) -> Any:
+def evaluate_in_float32(make: Any, dtypes: Any, trainer: Any) -> Any:
     """Loads weights of the training's dtype in place of the evaluation's."""
-    model = self.make_eval_model().float()
-    model.load_state_dict(self.whole_state())
-    return model, self.config.eval_dtypes.policy
+    model = make().float()
+    model.load_state_dict(trainer.model.state_dict())
+    return model, dtypes.policy
 
 
 def evaluate_by_training(right: Callable, self: Any, batches: Batch) -> jax.Array:
-    with mock.patch.object(self, "evaluation_model", partial(JAX.evaluation_model, self)):
+    with mock.patch.object(self, "evaluation_model", self.training_model):
         return right(self, batches)
 
 
 BY_TRAINING = wrap(JAX, "evaluate", evaluate_by_training)
+
+
+def loss_by_training(right: Callable, self: Any, batches: Batch) -> torch.Tensor:
+    loss = self.batch_loss
+
+    def under_its_policy(model: Any, batch: Batch, _: Any, *rest: Any) -> torch.Tensor:
+        return loss(model, batch, self.roles, *rest)
+
+    with mock.patch.object(self, "batch_loss", under_its_policy):
+        return right(self, batches)
+
+
+LOSS_BY_TRAINING = wrap(TORCH, "evaluate", loss_by_training)
 
 
 @bug("evaluation", "loss_matches_numpy", "torch", "bf16", "")
@@ -530,9 +544,7 @@ def grouped_queries_take_turns_in_blocks() -> Plant:
 
 @bug("evaluation", "scores_in_the_evaluation_policy", "jax", "bf16-weights")
 def evaluated_with_weights_of_training_jax() -> Plant:
-    return assign(
-        JAX_EVALUATION, "evaluation_model", lambda self, state: self.eval_model(state.params)
-    )
+    return assign(JAX_EVALUATION, "evaluation_model", lambda model, _, state: model(state.params))
 
 
 @bug("evaluation", "scores_in_the_evaluation_policy", "torch", "bf16-weights")
@@ -554,30 +566,20 @@ def float64_s_scores_in_float32() -> Plant:
 @bug("evaluation", "scores_in_the_evaluation_policy", "torch", "fp32")
 def evaluated_under_training_s_autocast() -> Plant:
     return wrap(
-        TORCH_EVALUATION, "evaluation_model", lambda right, self: (right(self)[0], self.roles)
+        TORCH_EVALUATION,
+        "evaluation_model",
+        lambda right, make, dtypes, trainer: (right(make, dtypes, trainer)[0], trainer.roles),
     )
 
 
 @bug("evaluation", "loss_in_the_evaluation_policy", "torch", "3")
 def chunks_are_evaluated_as_in_training() -> Plant:
-    return wrap(
-        torch_ref.extra.chunks.InChunks,
-        "batch_loss",
-        lambda right, self, model, batch, roles, *rest: right(
-            self, model, batch, self.roles, *rest
-        ),
-    )
+    return LOSS_BY_TRAINING
 
 
 @bug("evaluation", "loss_in_the_evaluation_policy", "torch", "1")
 def loss_evaluated_as_in_training() -> Plant:
-    return wrap(
-        TORCH,
-        "batch_loss",
-        lambda right, self, model, batch, roles, *rest: right(
-            self, model, batch, self.roles, *rest
-        ),
-    )
+    return LOSS_BY_TRAINING
 
 
 @bug("evaluation", "loss_in_the_evaluation_policy", "jax", "3")
@@ -670,22 +672,27 @@ def amaxes_of_skipped_steps() -> Plant:
 # --- several devices
 
 MESH_MODULE = torch_ref.extra.mesh.mesh
-OnMesh, OwnRowsDropout = MESH_MODULE.OnMesh, MESH_MODULE.OwnRowsDropout
+OnMesh, Dropout = MESH_MODULE.OnMesh, torch_ref.dropout.Dropout
 
 
-def seed_by_axis(axis: str) -> Plant:
-    """Ranks that differ in the other axis draw the same masks."""
+def drop_as(rank: Callable[[Any], int]) -> Plant:
+    """A device draws the masks of another rank."""
 
     def wrong(right: Callable, self: Any, micro_step: int) -> Any:
-        with mock.patch.object(MESH_MODULE, "rank", self.mesh[axis].get_local_rank):
+        with mock.patch.object(self, "rank", rank(self)):
             return right(self, micro_step)
 
-    return wrap(OnMesh, "dropout", wrong)
+    return wrap(TORCH, "dropout", wrong)
 
 
-def draw_next_rows(right: Callable, self: Any, key: Any, x: torch.Tensor) -> torch.Tensor:
-    with mock.patch.object(MESH_MODULE, "rank", lambda right=MESH_MODULE.rank: right() + 1):
-        return right(self, key, x)
+def draw_from(rank: Callable[[int], int]) -> Plant:
+    """A device draws the part of the mask that another rank's rows have."""
+
+    def wrong(right: Callable, self: Any, key: Any, x: torch.Tensor) -> torch.Tensor:
+        with mock.patch.object(self, "rank", rank(self.rank)):
+            return right(self, key, x)
+
+    return wrap(Dropout, "draw", wrong)
 
 
 def count_own(self: Any, window: Batch) -> torch.Tensor:
@@ -695,27 +702,27 @@ def count_own(self: Any, window: Batch) -> torch.Tensor:
 
 @bug("mesh", "masks_of_devices_are_independent", "fast")
 def parts_of_a_model_draw_alike() -> Plant:
-    return seed_by_axis("data")
+    return drop_as(lambda self: self.mesh["data"].get_local_rank())
 
 
 @bug("mesh", "masks_of_devices_are_independent", "fast")
 def copies_of_a_model_draw_alike() -> Plant:
-    return seed_by_axis("fsdp")
+    return drop_as(lambda self: self.mesh["fsdp"].get_local_rank())
 
 
 @bug("mesh", "masks_of_devices_are_independent", "fast")
 def devices_draw_alike() -> Plant:
-    return assign(MESH_MODULE, "seed_torch", lambda key: None)
+    return drop_as(lambda self: 0)
 
 
 @bug("mesh", "masks_of_devices_are_independent", "strict")
 def devices_draw_the_first_rows() -> Plant:
-    return assign(OwnRowsDropout, "draw", torch_ref.dropout.Dropout.draw)
+    return draw_from(lambda rank: 0)
 
 
 @bug("mesh", "strict_masks_match_one_device")
 def devices_draw_other_rows() -> Plant:
-    return wrap(OwnRowsDropout, "draw", draw_next_rows)
+    return draw_from(lambda rank: rank + 1)
 
 
 @bug("mesh", "mean_count_over_devices")

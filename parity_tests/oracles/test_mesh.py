@@ -29,6 +29,7 @@ class OneOfSeveral(OnMesh):
 
     def __init__(self, numerics: str) -> None:
         self.config, self.steps = toy(dropout=0.5, numerics=numerics), 7
+        self.rank = torch_ref.extra.mesh.mesh.rank()
 
 
 def make_axes(data: int, fsdp: int, number: int) -> Any:
@@ -145,8 +146,9 @@ def test_delayed_scaling_on_two_devices_is_that_of_one() -> None:
         (rows.select(slice(2, 4)), take_larger),
     ):
         twin: Any = start("torch", whole.config)
-        twin.trainer.processes, twin.trainer.rounding = 2, Rounding(largest)
-        twin.trainer.give_scales(twin.trainer.model, twin.trainer.amaxes)
+        delayed = twin.trainer.delayed
+        delayed.processes, delayed.rounding = 2, Rounding(largest)
+        delayed.give_scales(twin.trainer.model, delayed.amaxes)
         found, own_scales = step_and_record(twin.trainer, half)
     assert len(recorded) == 5 and not others
     for name, history in recorded.items():
@@ -158,8 +160,9 @@ def test_delayed_scaling_on_two_devices_is_that_of_one() -> None:
 def step_and_record(trainer: Any, rows: Batch) -> tuple[dict[str, torch.Tensor], ...]:
     """Takes a step on (B, T) rows; returns histories, and the scales of the next step."""
     trainer.step(trainer_window(rows))()
-    layers = {name: trainer.model.get_submodule(name) for name in trainer.amaxes}
-    return trainer.amaxes, {name: layer.product.scales for name, layer in layers.items()}
+    amaxes = trainer.delayed.amaxes
+    layers = {name: trainer.model.get_submodule(name) for name in amaxes}
+    return amaxes, {name: layer.product.scales for name, layer in layers.items()}
 
 
 def trainer_window(rows: Batch) -> Batch:

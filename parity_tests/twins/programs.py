@@ -79,7 +79,7 @@ def read_jax(config: Config) -> Program:
         return update(grads, *args, **kwargs)
 
     trainer.optimizer = trainer.optimizer._replace(update=listening)
-    trace = jax.make_jaxpr(trainer.step_function, return_shape=True)
+    trace = jax.make_jaxpr(trainer.program, return_shape=True)
     jaxpr, (state, _) = trace(trainer.state, given)
     paths, _ = jax.tree_util.tree_flatten_with_path((trainer.state, given))
     names = [

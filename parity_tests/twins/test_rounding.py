@@ -4,7 +4,6 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from inspect import unwrap
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import pytest
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_impl.inspect.gradients import loss_and_grads
+from jax_impl.inspect.gradients import gradients_of_batch
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
 from lockstep.config.policy import POLICIES
@@ -53,7 +52,7 @@ def multiplied(framework: str, config: Config) -> list[Operands]:
 def multiplied_in_jax(twin: Twin) -> list[Operands]:
     """Its program over again, equation by equation, with them as its results."""
     assert isinstance(twin, JaxTwin)
-    function = partial(unwrap(loss_and_grads), twin.trainer)
+    function = partial(gradients_of_batch, twin.trainer)
     given = (twin.trainer.state, BATCH)
     program = jax.make_jaxpr(function)(*given)
 

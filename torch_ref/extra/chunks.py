@@ -9,23 +9,25 @@ from lockstep.config import chunks as in_chunks
 from lockstep.config.policy import Roles
 from lockstep.data.batch import Batch
 
-from .. import loss, step
+from .. import loss
 from ..dropout import Dropout
 from ..precision import autocast, dtype
 from ..remat import recompute
 
 
-class InChunks(step.Trainer):
-    """A trainer that makes the logits of so many rows at a time (`--loss-chunks`)."""
-
-    def batch_loss(
-        self, model: Any, batch: Batch, roles: Roles, dropout: Dropout | None = None,
-        target_count: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
-        with autocast(roles, batch.tokens.device):
-            x_RD = model.hidden(batch, dropout)
-            return mean_loss_in_chunks(model, x_RD, batch, roles, self.config.chunks, target_count)
+def batch_loss(
+    chunks: int,
+    model: Any,
+    batch: Batch,
+    roles: Roles,
+    dropout: Dropout | None = None,
+    target_count: Tensor | None = None,
+) -> Tensor:
+    """Is `step.batch_loss`, with the logits of so many rows at a time (`--loss-chunks`)."""
+    target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
+    with autocast(roles, batch.tokens.device):
+        x_RD = model.hidden(batch, dropout)
+        return mean_loss_in_chunks(model, x_RD, batch, roles, chunks, target_count)
 
 
 def mean_loss_in_chunks(

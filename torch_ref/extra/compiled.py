@@ -1,5 +1,6 @@
 """The loss compiled by torch.compile (`--compile`)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.errors import UserError
 
-from .. import step
+from ..step import Trainer
 
 
 def inductor_options(config: Config) -> dict[str, Any]:
@@ -18,28 +19,26 @@ def inductor_options(config: Config) -> dict[str, Any]:
     return {"emulate_precision_casts": config.precision.strict}
 
 
-class Compiled(step.Trainer):
-    """A trainer that compiles the loss of its training passes; evaluation is as ever."""
+def compile_loss(loss: Callable[..., Tensor], config: Config) -> Callable[..., Tensor]:
+    """Compiles the loss of training passes; that of evaluation is as ever."""
+    compiled = torch.compile(loss, options=inductor_options(config))
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        options = inductor_options(self.config)
-        self.compiled_loss = torch.compile(super().batch_loss, options=options)
+    def compiled_loss(*args: Any) -> Tensor:
+        return compiled(*args) if torch.is_grad_enabled() else loss(*args)
 
-    def batch_loss(self, *args: Any) -> Tensor:
-        training = torch.is_grad_enabled()
-        return self.compiled_loss(*args) if training else super().batch_loss(*args)
+    return compiled_loss
 
-    def compile(self, window: Batch) -> None:
-        """Compiles the loss ahead of time, for windows like this one, by running it once.
 
-        Raises:
-            UserError: the compiler fails, for want of a C++ compiler for example.
-        """
-        try:
-            self.micro_batch_loss(window, self.mean_count(window), 0).backward()
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            reason = str(error).partition("\n")[0]
-            remedy = "install what it misses or drop --compile"
-            raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
-        self.optimizer.zero_grad(set_to_none=True)
+def compile_ahead(trainer: Trainer, window: Batch) -> None:
+    """Compiles the loss for windows like this one, by running it once.
+
+    Raises:
+        UserError: the compiler fails, for want of a C++ compiler for example.
+    """
+    try:
+        trainer.micro_batch_loss(window, trainer.mean_count(window), 0).backward()
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        reason = str(error).partition("\n")[0]
+        remedy = "install what it misses or drop --compile"
+        raise UserError(f"--compile: torch.compile failed ({reason}); {remedy}") from None
+    trainer.optimizer.zero_grad(set_to_none=True)

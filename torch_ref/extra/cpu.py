@@ -21,7 +21,6 @@ from lockstep.config import Config
 from lockstep.config.policy import Dtypes
 from lockstep.model.attention import block_edges, query_blocks
 
-from .. import remat
 from ..model import Product
 
 HALF = ("bfloat16", "float16")
@@ -127,7 +126,6 @@ def choose_product(config: Config, dtypes: Dtypes) -> Product:
 linear = partial(linear_by, multiply)
 widened_linear = partial(linear_by, multiply_in_float32)
 OPERATORS = [torch.ops.lockstep.linear, torch.ops.lockstep.widened_linear, *filter(None, [LINEAR])]
-remat.WEIGHT_MATMULS |= {operator.default for operator in OPERATORS}
 for operator in OPERATORS:
     register_flop_formula(operator)(lambda x, weight, *rest, **how: 2 * x.numel() * weight[0])
 

@@ -22,11 +22,9 @@ from lockstep.formats.table import Recipe
 from .. import model, step
 from ..model import GPT, Attend, Layers, Linear, Positions, Product
 from ..precision import dtype
-from . import cpu
+from . import chunks, cpu, evaluation
 from .attention import choose_attention, make_attention
-from .chunks import InChunks
-from .compiled import Compiled
-from .evaluation import OtherPolicy
+from .compiled import compile_loss
 from .formats.delayed import Delayed, DelayedProduct
 from .formats.gradients import linear_backward_in, matmul_backward_in
 from .formats.products import rounded_matmul, rounded_product
@@ -162,21 +160,20 @@ def make_trainer(
 ) -> step.Trainer:
     """The trainer of a configuration: the core's, with what its features add."""
     dtypes, evaluated = config.dtypes, config.eval_dtypes
-    features = {
-        Compiled: config.execution.compile,
-        OnMesh: mesh is not None,
-        OtherPolicy: evaluated != dtypes,
-        InChunks: config.chunks > 1,
-        Delayed: bool(dtypes.histories),
-    }
-    bases = [feature for feature, wanted in features.items() if wanted]
-    given: dict[str, Any] = {} if mesh is None else {"mesh": mesh}
-    if mesh is not None and dtypes.histories:
-        given |= {"rounding": Rounding(largest), "processes": process_count()}
-    kind: Any = type("Trainer", (*bases, step.Trainer), given) if bases else step.Trainer
     model = make_model(config, dtypes, device, capabilities)
     freeze(model, config.trained)
-    trainer = kind(config, model, device)
+    if mesh is None:
+        trainer, rounding = step.Trainer(config, model, device), Rounding()
+    else:
+        trainer, rounding = OnMesh(config, model, device, mesh), Rounding(largest)
+    if config.chunks > 1:
+        trainer.batch_loss = partial(chunks.batch_loss, config.chunks)
+    if config.execution.compile:
+        trainer.batch_loss = compile_loss(trainer.batch_loss, config)
+    if dtypes.histories:
+        how = trainer.scaler, device, rounding, process_count()
+        trainer.delayed = Delayed(model, dtypes.histories, *how)
     if evaluated != dtypes:
-        trainer.make_eval_model = partial(make_model, config, evaluated, device, capabilities)
+        make = partial(make_model, config, evaluated, device, capabilities)
+        trainer.evaluation_model = partial(evaluation.evaluation_model, make, evaluated, trainer)
     return trainer

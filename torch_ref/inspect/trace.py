@@ -9,7 +9,6 @@ from lockstep.devices import Capabilities
 from lockstep.model.params import intermediates
 
 from .. import step
-from ..extra.formats.delayed import Delayed
 from ..extra.mesh.mesh import whole_state
 from ..extra.rules import make_model
 from ..step import Trainer
@@ -23,8 +22,8 @@ def trace(trainer: Trainer, capabilities: Capabilities, batch: Batch) -> Trace:
     config = trainer.config
     plain = make_model(config, config.dtypes, trainer.device, capabilities, plain=True)
     plain.load_state_dict(whole_state(trainer.model))
-    if isinstance(trainer, Delayed):
-        trainer.give_scales(plain, trainer.amaxes)
+    if trainer.delayed:
+        trainer.delayed.give_scales(plain, trainer.delayed.amaxes)
     seen: Tensors = {}
     for name in intermediates(config.model):
         listen(plain, name, seen)

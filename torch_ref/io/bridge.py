@@ -13,8 +13,7 @@ from lockstep.config import ModelConfig
 from lockstep.model.params import Arrays, shapes
 from lockstep.model.state import TrainState, histories
 
-from ..extra.formats.delayed import Delayed
-from ..extra.mesh.mesh import OnMesh, divide, first_row, like, local, whole
+from ..extra.mesh.mesh import divide, first_row, like, local, whole
 from ..step import Trainer
 
 
@@ -43,22 +42,18 @@ def from_canonical(array: np.ndarray, tensor: Tensor, mesh: DeviceMesh | None) -
     return like(tensor, from_numpy(array[start : start + rows] if tensor.ndim else array[...]))
 
 
-def mesh_of(trainer: Trainer) -> DeviceMesh | None:
-    return trainer.mesh if isinstance(trainer, OnMesh) else None
-
-
-def load(trainer: Trainer, state: TrainState) -> None:
+def load(trainer: Trainer, state: TrainState, mesh: DeviceMesh | None) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     divide(trainer.model)
     trainer.steps, trainer.updates = state.step, state.updates
     scaler = {"scale": state.loss_scale, "_growth_tracker": state.good_steps}
     if trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | scaler)
-    if isinstance(trainer, Delayed):
+    if delayed := trainer.delayed:
         known = histories(trainer.config, state.amaxes).items()
-        trainer.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
-        trainer.give_scales(trainer.model, trainer.amaxes)
-    part = partial(from_canonical, mesh=mesh_of(trainer))
+        delayed.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
+        delayed.give_scales(trainer.model, delayed.amaxes)
+    part = partial(from_canonical, mesh=mesh)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             parameter.copy_(part(state.params[name], parameter))
@@ -75,8 +70,8 @@ def save(trainer: Trainer) -> TrainState:
     divide(trainer.model)
     named, trained = dict(trainer.model.named_parameters()), trainer.params
     moments, amaxes = trainer.optimizer.state, {}
-    if isinstance(trainer, Delayed):
-        amaxes = {n: to_numpy(trainer.amaxes[n]) for n in trainer.config.dtypes.histories}
+    if delayed := trainer.delayed:
+        amaxes = {n: to_numpy(delayed.amaxes[n]) for n in trainer.config.dtypes.histories}
     scaler = trainer.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     params, mu, nu = (
         to_canonical(tensors, trainer.config.model)

@@ -10,9 +10,7 @@ of processes, the same numbers are rounded. A step that is skipped records nothi
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +18,10 @@ import jmp
 from flax import nnx
 from jax import Array
 
-from lockstep.data.batch import Batch
 from lockstep.formats.table import Recipe
 
-from ... import step
 from ...functional import Product
-from ...step import Carry, Params
+from ...step import State
 from .products import rounded_linear
 from .rounding import ROUNDING
 
@@ -54,62 +50,31 @@ class DelayedProduct(nnx.Module):
         return (self.wrap(product) if self.wrap else product)(x, weight, bias)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DelayedState(step.State):
-    """The state of a run with delayed scaling."""
+class Delayed:
+    """Records a step's amaxes, and makes the scales that follow from them."""
 
-    amaxes: Named  # histories (3, HISTORY)
-
-
-class Delayed(step.Trainer):
-    """A trainer that records amaxes, and hands the model the scales that follow from them."""
-
-    state: DelayedState
-    known: Named  # the scales of the step that is being traced
-    found: Named  # and its amaxes
-
-    def weights(self, state: step.State) -> Params:
-        return super().weights(state) | self.scales(state)
-
-    def scales(self, state: step.State) -> Named:
-        assert isinstance(state, DelayedState)
-        return make_scales(state.amaxes, self.scale(state).loss_scale)
-
-    def step_function(self, state: step.State, window: Batch) -> tuple[step.State, step.Metrics]:
-        assert isinstance(state, DelayedState)
-        after, metrics = super().step_function(state, window)
-        amaxes = self.update_amaxes(state, self.scale(state), ~metrics.skipped, self.found)
-        return replace(after, amaxes=amaxes), metrics  # type: ignore[call-arg]
-
-    def accumulate(
-        self, state: step.State, window: Batch, scale: jmp.LossScale
-    ) -> tuple[Carry, Array]:
-        self.known = self.scales(state)
-        carry, (losses, found) = super().accumulate(state, window, scale)
-        self.found = join(found)
-        return carry, losses
-
-    def backward(
-        self, loss: Callable[[Params], Array], params: Params, scale: jmp.LossScale
-    ) -> tuple[Any, Params]:
-        """Returns the loss with the amaxes, which are the gradients of the scales."""
-        value, grads = super().backward(loss, params | self.known, scale)
-        return (value, {name: grads.pop(name) for name in self.known}), grads
+    def scales(self, state: State, scale: jmp.LossScale) -> Named:
+        return make_scales(state.amaxes, scale.loss_scale)
 
     def update_amaxes(
-        self, state: DelayedState, scale: jmp.LossScale, finite: Array, found: Named
+        self, state: State, scale: jmp.LossScale, finite: Array, seen: Named
     ) -> Named:
-        """The histories with what this step has seen, unless it was skipped."""
+        """The histories with what this step has seen, unless it was skipped.
+
+        Args:
+            finite: by tensor, whether its gradient was; a step is skipped if one is not.
+            seen: amaxes (N, 3) of the micro-batches, by the name of the scales.
+        """
+        found = join(seen)
         recorded = {
             name: ROUNDING.record(history, found[name + SCALES], scale.loss_scale)
             for name, history in state.amaxes.items()
         }
-        return jax.tree.map(partial(jnp.where, finite), recorded, state.amaxes)
+        return jax.tree.map(partial(jnp.where, finite.all()), recorded, state.amaxes)
 
 
 def make_scales(histories: Named, loss_scale: Array) -> Named:
-    """Returns each layer's scales (3,)."""
+    """Makes each layer's scales (3,)."""
     return {name + SCALES: ROUNDING.scales(x, loss_scale) for name, x in histories.items()}
 
 

@@ -17,7 +17,7 @@ from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.errors import require
 
-from ... import step
+from ...step import Metrics, State
 from .gather import divided
 from .processes import process_count
 
@@ -41,22 +41,19 @@ def make_mesh(config: Config, device: jax.Device) -> Mesh | None:
     return jax.make_mesh(config.mesh, AXES, auto, devices=devices)
 
 
-class OnMesh(step.Trainer):
-    """A trainer of several devices. Its `mesh` is set before it is used."""
+def shard(
+    step: Callable[[State, Batch], tuple[State, Metrics]], mesh: Mesh
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """Lets a step leave the state divided as it came, so that it can be donated."""
 
-    mesh: Mesh
-
-    def join(self, mesh: Mesh) -> None:
-        """Sets the mesh, in which everything is compiled from here on."""
-        self.mesh, self.jit = mesh, in_mesh(self.jit, mesh)
-
-    def step_function(self, state: step.State, window: Batch) -> tuple[step.State, step.Metrics]:
-        after, metrics = super().step_function(state, window)
-        # As the state came, so that it can be donated.
-        after = jax.lax.with_sharding_constraint(after, shardings(after, self.mesh))
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
+    def sharded_step(state: State, window: Batch) -> tuple[State, Metrics]:
+        after, metrics = step(state, window)
+        after = jax.lax.with_sharding_constraint(after, shardings(after, mesh))
+        everywhere = NamedSharding(mesh, PartitionSpec())
         norms = jax.lax.with_sharding_constraint(metrics.norms, everywhere)
         return after, metrics._replace(norms=norms)
+
+    return sharded_step
 
 
 def place_batch(batch: Batch, device: jax.Device, mesh: Mesh | None) -> Batch:
@@ -107,10 +104,8 @@ def shardings(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: NamedSharding(mesh, divided(x, parts)), state)
 
 
-def in_mesh(jit: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+def in_mesh(jit: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """A `jit` in whose functions `make_whole` knows the mesh."""
-    if mesh is None:
-        return jit
 
     def jit_in_mesh(function: Callable[..., Any], **how: Any) -> Any:
         @wraps(function)

@@ -9,17 +9,15 @@ Histories are in units of the whole batch's loss, not scaled: whatever the loss 
 of processes, the same numbers are rounded. A step that is skipped records nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
-from lockstep.data.batch import Batch
 from lockstep.formats.table import HISTORY, Recipe
-from lockstep.twin import StepResult
 
-from ... import step
 from ...model import GPT
 from .products import rounded_linear
 from .rounding import Rounding
@@ -43,16 +41,22 @@ class DelayedProduct(nn.Module):
         return rounded_linear(self.recipe, x, weight, bias, self.scales, self.rounding)
 
 
-class Delayed(step.Trainer):
-    """A trainer that records amaxes, and hands the model the scales that follow from them."""
+class Delayed:
+    """Records a step's amaxes, and gives the model the scales that follow from them.
 
-    rounding = Rounding()
-    processes = 1
+    Args:
+        histories: the linear layers that have one.
+        processes: the number of those whose losses' mean is the whole batch's.
+    """
 
-    def __init__(self, config: Any, model: GPT, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        empty = torch.zeros(3, HISTORY, device=device)
-        self.amaxes = dict.fromkeys(config.dtypes.histories, empty)
+    def __init__(
+        self, model: GPT, histories: Sequence[str], scaler: GradScaler, device: torch.device,
+        rounding: Rounding, processes: int,
+    ) -> None:  # fmt: skip
+        self.model, self.scaler = model, scaler
+        self.rounding, self.processes = rounding, processes
+        self.amaxes = dict.fromkeys(histories, torch.zeros(3, HISTORY, device=device))
+        self.found: Named = {}
         self.give_scales(model, self.amaxes)
 
     def give_scales(self, model: nn.Module, histories: Named) -> None:
@@ -62,18 +66,17 @@ class Delayed(step.Trainer):
             layer: Any = model.get_submodule(name)
             layer.product.scales = self.rounding.scales(history, loss_scale).requires_grad_()
 
-    def step(self, window: Batch) -> Callable[[], StepResult]:
-        scale, updates = self.scaler.get_scale(), self.updates
-        take_amaxes(self.model, self.amaxes)  # those of what was no step
-        self.found: Named = {}
-        wait = super().step(window)
-        self.update_amaxes(self.found, scale, skipped=self.updates == updates)
-        return wait
+    def begin_step(self) -> None:
+        """Forgets the amaxes of what was no step."""
+        take_amaxes(self.model, self.amaxes)
+        self.found = {}
 
-    def micro_batch(self, window: Batch, target_count: Tensor | None, micro_step: int) -> Tensor:
-        loss = super().micro_batch(window, target_count, micro_step)
+    def collect(self) -> None:
+        """Takes the amaxes of a micro-batch."""
         self.found = join(self.found, take_amaxes(self.model, self.amaxes))
-        return loss
+
+    def end_step(self, scale: float, *, skipped: bool) -> None:
+        self.update_amaxes(self.found, scale, skipped=skipped)
 
     def update_amaxes(self, found: Named, scale: float, *, skipped: bool) -> None:
         """Records what this step has seen, unless it was skipped; sets the next step's scales."""

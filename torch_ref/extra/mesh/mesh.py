@@ -18,10 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config import Config
 from lockstep.data.batch import Batch
 from lockstep.errors import require
-from lockstep.model.threefry import Key, fold_in
 
 from ... import loss, step
-from ...dropout import Dropout, bernoulli, seed_torch
 from ...model import GPT, Linear, TiedHead
 from ...optim import gradient_norms
 from ...remat import recompute
@@ -53,7 +51,9 @@ def make_mesh(config: Config, device: torch.device) -> DeviceMesh | None:
 class OnMesh(step.Trainer):
     """A trainer of one of several devices. Each has its own rows of the batch."""
 
-    mesh: DeviceMesh  # of the class that `rules.make_trainer` makes
+    def __init__(self, config: Config, model: GPT, device: torch.device, mesh: DeviceMesh) -> None:
+        self.mesh, self.rank = mesh, rank()
+        super().__init__(config, model, device)
 
     def wrap_model(self) -> nn.Module:
         return distribute(self.model, self.mesh)
@@ -75,25 +75,8 @@ class OnMesh(step.Trainer):
             return None
         return loss.share_count(mean(loss.count_targets(window), self.mesh), window)
 
-    def dropout(self, micro_step: int) -> Dropout:
-        dropout = super().dropout(micro_step)
-        dropout.__class__ = OwnRowsDropout
-        if dropout.rate and not dropout.strict and rank():
-            seed_torch(fold_in(dropout.key, rank()))
-        return dropout
-
     def evaluate(self, batches: Batch) -> Tensor:
         return mean(super().evaluate(batches), self.mesh)
-
-    def whole_state(self) -> dict[str, Tensor]:
-        return whole_state(self.model)
-
-
-class OwnRowsDropout(Dropout):
-    """Dropout of one device's rows of the batch: it draws their part of the whole batch's mask."""
-
-    def draw(self, key: Key, x: Tensor) -> Tensor:
-        return bernoulli(key, 1 - self.rate, x.shape, x.device, rank() * x.numel())
 
 
 def distribute(model: GPT, mesh: DeviceMesh) -> nn.Module:
