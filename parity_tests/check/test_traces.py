@@ -106,19 +106,6 @@ def test_a_spoilt_trace_is_one_line(
     assert said in str(caught.value)
 
 
-def test_what_an_earlier_recorder_had_besides_is_passed_over(
-    reference: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "trace"
-    shutil.copytree(reference, folder)
-    besides = {"settings": {"0": {"bias": True}}, "hidden": ["position"]}
-    assert not besides.keys() & trace.read(folder).about.keys()
-    besides["constants"] = ["position"]  # which is a number now
-    edit(lambda a: (a.update(besides), a["initial"]["0.bias"].update(shape=[4])))(folder)
-    assert trace.read(folder).about["hidden"] == ["position"]
-    assert "constants" not in trace.read(folder).about
-
-
 @pytest.mark.parametrize("name", ["former", "new"])
 def test_a_trace_that_is_cut_short_leaves_the_former_one(
     name: str, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -101,11 +101,13 @@ def collect(write: Callable[[Path], object]) -> Files:
 ABOUT: dict[str, Any] = {
     "program": "a.py", "framework": "torch", "versions": {"torch": "2"}, "device": "cpu",
     "precision": "float32", "narrow": ["x"], "widened": False, "modules": {"a": "Linear"},
-    "kinds": {"a": "Linear"}, "settings": {"a": {"bias": True}}, "parameters": ["a.weight"],
+    "kinds": {"a": "Linear"}, "parameters": ["a.weight"],
     "tied": [["a.weight", "b.weight"]], "loss": 1.5, "events": ["+a", "-a"], "repeats": True,
-    "initial": {"a.weight": {"mean": 0.0, "std": 1.0, "kurtosis": 3.0, "shape": [2, 3]}},
+    "initial": {"a.weight": {"mean": 0.0, "std": 1.0, "kurtosis": 3.0}},
     "batch": {"dict": {"x": {"array": "x", "dtype": "int64"}}}, "lacks": {}, "seed": 0,
-    "constants": [], "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
+    "again": 1.5, "constants": 0.0, "forward": False, "differentiates": True, "refused": "",
+    "hooked": [], "unseen": [], "same": {}, "written": {"products": "float32", "delicate": {},
+    "drops": [], "drops_always": []}, "rounded": ["float32 of shape (3,)"], "accumulated": [1.5],
     "paths": {"act/a": ""}, "losses": [1.5], "envelope": [0.0],
     "noise": {"loss": 0.1, "act/a": 0.2},
     "tape": {"loss": 3, "values": [

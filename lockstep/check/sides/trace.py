@@ -33,7 +33,9 @@ FIELDS: dict[str, type] = {
     "narrow": list, "widened": bool, "modules": dict, "kinds": dict,
     "parameters": list, "tied": list, "loss": float, "events": list, "repeats": bool,
     "initial": dict, "batch": dict, "lacks": dict, "seed": int, "rounded": list,
-    "accumulated": list, "paths": dict,
+    "accumulated": list, "paths": dict, "again": float, "constants": float, "forward": bool,
+    "differentiates": bool, "refused": str, "hooked": list, "unseen": list, "tape": dict,
+    "written": dict, "same": dict,
 }  # fmt: skip
 
 
@@ -65,8 +67,6 @@ def read(folder: Path) -> Trace:
     """Raises UserError for whatever is no trace, or one cut short."""
     try:
         about = read_json(folder / ABOUT, limit=LIMIT)
-        if type(about.get("constants")) is list:  # which an earlier recorder told
-            del about["constants"]
         about |= {n: _with_nan(about[n]) for n in SERIES if type(about.get(n)) is list}
         problem = _problem(about)
         if problem:
@@ -74,7 +74,7 @@ def read(folder: Path) -> Trace:
         if checksum(folder / ARRAYS) != about["sha256"]:
             raise UserError(f"{folder / ARRAYS}: damaged or cut short; {AGAIN}")
         arrays = map_all(folder / ARRAYS)
-        same = about.get("same", {})
+        same = about["same"]
         if not set(same.values()) <= arrays.keys():
             raise Refused("same names no array")
         arrays |= {name: arrays[first] for name, first in same.items()}
@@ -100,7 +100,7 @@ def _problem(about: dict[str, Any]) -> str:
     for name, kind in {**FIELDS, "sha256": str}.items():
         if type(about.get(name)) is not kind:
             return f"{name} is no {kind.__name__}"
-    for name in ("events", "parameters", "narrow", "rounded"):
+    for name in ("events", "parameters", "narrow", "rounded", "hooked", "unseen"):
         if not all(type(each) is str for each in about[name]):
             return f"{name} holds more than names"
     if not _do_nest(about["events"]):
@@ -123,8 +123,7 @@ def _problem(about: dict[str, Any]) -> str:
             return f"initial {name} has no moments"
     if not all(type(why) is str for why in about["lacks"].values()):
         return "lacks holds more than reasons"
-    same = about.get("same", {})
-    if type(same) is not dict or not all(type(first) is str for first in same.values()):
+    if not all(type(first) is str for first in about["same"].values()):
         return "same holds more than names"
     listed: dict[str, type] = {"losses": list, "envelope": list, "accumulated": list, "noise": dict}
     for name, kind in listed.items():
@@ -133,29 +132,19 @@ def _problem(about: dict[str, Any]) -> str:
         numbers: Any = about.get(name, kind())
         if not all(type(x) is float for x in (numbers.values() if kind is dict else numbers)):
             return f"{name} holds more than numbers"
-    for name in ("again", "constants"):
-        if type(about.get(name, 0.0)) is not float:
-            return f"{name} is no float"
     mended = about.get("mended", {"ended": ""})
     if type(mended) is not dict or type(mended.get("ended")) is not str:
         return "mended says nothing of its end"
     if type(about.get("ended", "")) is not str:
         return "ended is no reason"
-    if type(about.get("refused", "")) is not str:
-        return "refused is no text"
-    for name in ("hooked", "kept", "unseen"):
-        listed_names = about.get(name, [])
-        if type(listed_names) is not list or not all(type(each) is str for each in listed_names):
-            return f"{name} holds more than names"
-    for name in ("forward", "differentiates"):
-        if type(about.get(name, False)) is not bool:
-            return f"{name} is no bool"
-    for name in ("mapping", "tape", "paths"):
-        if type(about.get(name, {})) is not dict:
-            return f"{name} is no dict"
+    kept = about.get("kept", [])
+    if type(kept) is not list or not all(type(each) is str for each in kept):
+        return "kept holds more than names"
+    if type(about.get("mapping", {})) is not dict:
+        return "mapping is no dict"
     if not all(type(path) is str for path in about["paths"].values()):
         return "paths holds more than paths"
-    if "written" in about and not _is_written(about["written"]):
+    if not _is_written(about["written"]):
         return "written holds more than formats, lines and names"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"
@@ -229,7 +218,7 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
     if any(np.isnan(x).any() or (name in known and np.isinf(x).any())
            for name, x in weights.items()):  # fmt: skip
         return "weights that are not finite"
-    whole = [] if about.get("forward") else about["parameters"]
+    whole = [] if about["forward"] else about["parameters"]
     steps = [("grad", whole), ("sum", whole)]
     steps += [("spread", whole)] * (about["precision"] == "float64")
     labels = {name.split("/")[1] for name in arrays if name.startswith("fed/")}
@@ -246,7 +235,7 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
             if arrays[f"{prefix}/{name}"].shape != weights[name].shape:
                 return f"{prefix}/{name} has another shape than the weight"
     shapes = {name: x.shape for name, x in weights.items()}
-    problem = tapes.problem_of(about.get("tape", {}), arrays, shapes)
+    problem = tapes.problem_of(about["tape"], arrays, shapes)
     if problem:
         return problem
     problem = _missing_of_mended(about, arrays) if "mended" in about else ""
