@@ -124,11 +124,10 @@ def with_rope(**changed: float) -> Plant:
 def with_norm_eps(eps: float) -> Plant:
     """Gives all norms this epsilon."""
 
-    def wrong(right: Callable, self: Any, config: Any, parts: Any, **rest: str) -> None:
-        parts.config = replace(config, norm_eps=eps)
-        right(self, parts.config, parts, **rest)
+    def build(right: Callable, self: Any, config: Any, *rest: Any, **how: Any) -> None:
+        right(self, replace(config, norm_eps=eps), *rest, **how)
 
-    return wrap(model.GPT, "__init__", wrong)
+    return both(wrap(model.Layers, "__init__", build), wrap(model.GPT, "__init__", build))
 
 
 @bug(rung=2)
