@@ -1,17 +1,25 @@
-"""Rounded formats round every operand of every matmul, and nothing else."""
+"""What is rounded to which format: the numbers of each format, and the operands of every matmul.
+
+Both twins round to the same bits as `reference`, which is held to `ml_dtypes` and to a search.
+"""
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from jax.extend import core
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jax_impl.extra.formats.rounding import ROUNDING
 from jax_impl.inspect.gradients import gradients_of_batch
 from jax_impl.twin import JaxTwin
 from lockstep.config import Config
@@ -19,22 +27,151 @@ from lockstep.config.policy import POLICIES
 from lockstep.data.batch import split_tokens
 from lockstep.errors import UserError
 from lockstep.formats import rounding
-from lockstep.formats.table import E4M3, E5M2, TF32
+from lockstep.formats.table import E4M3, E5M2, TF32, Format
 from lockstep.twin import Twin
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy
+from parity_tests.tiers import tier
 from parity_tests.twins import reference
+from torch_ref.extra.formats.rounding import Rounding
+from torch_ref.io.bridge import to_numpy
 from torch_ref.twin import TorchTwin
+
+# --- the numbers of each format
+
+FLOAT8 = {"e4m3": E4M3, "e5m2": E5M2}
+FORMATS = {"tf32": TF32, **FLOAT8}
+HALF: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+ORACLES: dict[str, Any] = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, **HALF}
+
+
+def bits(x: Any) -> np.ndarray:
+    return np.asarray(x, np.float32).view(np.uint32)
 
 
 def differ(one: np.ndarray, other: np.ndarray) -> int:
-    return int((one.view(np.uint32) != other.view(np.uint32)).sum())
+    return int((bits(one) != bits(other)).sum())
 
 
-# --- what is multiplied
+def exact(x: np.ndarray, name: str) -> np.ndarray:
+    """Rounds by another library; TF32 by adding half of its last place to the bits."""
+    if name == "tf32":
+        rounded = (bits(x) + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+        return np.where(np.isfinite(x), rounded, x)
+    if name in FLOAT8:  # ml_dtypes does not saturate
+        x = np.where(np.isfinite(x), np.clip(x, -FLOAT8[name].largest, FLOAT8[name].largest), x)
+    with np.errstate(over="ignore"):
+        return x.astype(ORACLES[name]).astype(np.float32)
+
+
+def in_jax(x: np.ndarray, name: str, scale: Any = None) -> np.ndarray:
+    if name in HALF:
+        return np.asarray(jax.jit(lambda x: x.astype(HALF[name]).astype(jnp.float32))(x))
+    to = FORMATS[name]
+    return np.asarray(jax.jit(lambda x, scale: ROUNDING.quantize(x, to, scale))(x, scale))
+
+
+def in_torch(x: np.ndarray, name: str, scale: Any = None) -> np.ndarray:
+    if name in HALF:
+        return torch.from_numpy(x).to(getattr(torch, HALF[name].__name__)).float().numpy()
+    known = None if scale is None else torch.as_tensor(scale)
+    # As the twin gives it a weight: transposed.
+    columns = torch.from_numpy(np.array(x.T, order="C")).mT
+    same = Rounding().quantize(torch.from_numpy(x), FORMATS[name], known).numpy()
+    assert not differ(Rounding().quantize(columns, FORMATS[name], known).numpy(), same)
+    return same
+
+
+ROUNDINGS: dict[str, Callable] = {"jax": in_jax, "torch": in_torch}
+
+
+def patterns(to: Format) -> np.ndarray:
+    """Every float16 and bfloat16, random bits of float32, its smallest and largest numbers, and the
+    ties of a format and what is next to them, of all its exponents and beyond its largest number.
+    """
+    halves = np.arange(2**16, dtype=np.uint16)
+    known = [halves.view(kind).astype(np.float32) for kind in (np.float16, ml_dtypes.bfloat16)]
+    random = np.random.default_rng(0).integers(2**32, size=2**14, dtype=np.uint32)
+    places = np.array([0, 0x007FE000, 0x7F000000, 0x7F7FE000], np.uint32)
+    last = np.array([1, 0xFFF, 0x1000, 0x1001, 0x1FFF], np.uint32)
+    known += [(places[:, None] | last | sign).ravel().view(np.float32) for sign in (0, 1 << 31)]
+    exponents = np.arange(max(to.lowest, -120) - 3, min(-to.lowest, 120) + 3)
+    steps = np.arange(2 ** (to.mantissa + 3)) if to.mantissa < 7 else np.arange(64)
+    ties = np.ldexp(steps / 2 ** (to.mantissa + 2), exponents[:, None]).ravel().astype(np.float32)
+    near = [ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))]
+    signed = [part * sign for part in near for sign in (np.float32(1), np.float32(-1))]
+    return np.concatenate([*known, random.view(np.float32), *signed])
+
+
+def sheet(seed: int = 0) -> np.ndarray:
+    """(64, 96): many sizes, zeros, and one number that dwarfs the rest."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((64, 96)) * np.exp(random.normal(0, 3, (64, 96)))
+    x[:, :32] *= 1e-6
+    x[0], x[32:, 40], x[5, 6] = 0, 0, 3e4
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_reference_numbers(name: str) -> None:
+    """Finite numbers saturate in float8, and may become infinite in TF32."""
+    x, to = patterns(FORMATS[name]), FORMATS[name]
+    x = x[~np.isnan(x) & (np.isfinite(x) | (name == "tf32"))]
+    rounded = reference.round_to(x, to)
+    assert not differ(rounded, exact(x, name)) and (rounded != 0).sum() > 1000
+    past = np.isfinite(x) & (np.abs(x) > to.largest)
+    assert past.any() and (np.isinf(rounded[past]) | (np.abs(rounded[past]) == to.largest)).all()
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_table_of_formats(name: str) -> None:
+    about, to = ml_dtypes.finfo(ORACLES[name]), FLOAT8[name]
+    assert (to.largest, to.lowest, to.mantissa) == (float(about.max), about.minexp, about.nmant)
+    assert 2.0 ** (to.lowest - to.mantissa) == float(about.smallest_subnormal)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *HALF])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_numbers(framework: str, name: str) -> None:
+    x = patterns(FORMATS.get(name, TF32))
+    if name != "tf32":  # XLA's CPU backend may flush those that no format here has
+        x = np.where(np.abs(x) < 2.0**-126, 0, x).astype(np.float32)
+    x = x[np.isfinite(x) if name in FLOAT8 else ~np.isnan(x)]
+    found = ROUNDINGS[framework](x[None], name, np.float32(1))[0]
+    assert not differ(found, exact(x, name))
+    if name == "tf32":
+        assert np.isnan(ROUNDINGS[framework](np.full((2, 2), np.nan, np.float32), name)).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_scaled_numbers(framework: str, name: str) -> None:
+    """By the tensor's own scale, and by one that knows nothing of it: then numbers saturate."""
+    to, quantize = FORMATS[name], ROUNDINGS[framework]
+    assert not differ(quantize(sheet(), name), reference.quantize(sheet(), to))
+    for scale in (2.0**-12, 1.0, 2.0**10) if name in FLOAT8 else ():
+        found = quantize(sheet(), name, np.float32(scale))
+        assert not differ(found, reference.round_to(sheet(), to, scale))
+        assert np.abs(found).max() <= to.largest * scale
+    spoilt = sheet()
+    spoilt[3, 4] = np.inf
+    assert not np.isfinite(quantize(spoilt, name)[3, 4])
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_scale_is_the_least_that_fits(name: str) -> None:
+    """By search over all powers of two: nothing saturates, and half of it would not do."""
+    to = FLOAT8[name]
+    for size in np.abs(np.random.default_rng(2).standard_normal(200)).astype(np.float32):
+        for largest in (size, np.float32(to.largest), np.nextafter(np.float32(to.largest), 1e9)):
+            scale = reference.power_of_two(largest, to.largest)
+            powers = np.exp2(np.arange(-60.0, 60))
+            assert scale == powers[powers * to.largest >= largest].min()
+
+
+# --- the operands of every matmul
 
 FLAGS: dict[str, Any] = {
-    "policy": "tf32",
-    "n_layer": 2,
+    "n_layer": 3,
     "layers": "unroll",
     "context": 16,
     "loss_scale_init": 1.0,
@@ -98,7 +235,8 @@ class Listener(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         assert "scaled_dot_product" not in name
         if name in ("mm", "bmm", "addmm", "baddbmm"):
-            self.found.append(tuple(x.detach().numpy().copy() for x in args[-2:]))
+            left, right = (to_numpy(x).copy() for x in args[-2:])
+            self.found.append((left, right))
         return func(*args, **(kwargs or {}))
 
 
@@ -109,69 +247,69 @@ def multiplied_in_torch(twin: Twin) -> list[Operands]:
     return listener.found
 
 
-def count_rounded(found: list[Operands]) -> int:
-    """How many have operands that are both TF32 numbers."""
-    return sum(
-        all(differ(x, reference.round_to(x, TF32)) == 0 for x in operands) for operands in found
-    )
+def name_format(x: np.ndarray, *, scaled: bool) -> str:
+    """Names the narrowest format that holds an operand: by its dtype, or else by its numbers.
+
+    Args:
+        scaled: by the tensor's own scale, not by one.
+    """
+    if x.dtype != np.float32:
+        return {"bfloat16": "bf16", "float16": "fp16"}[x.dtype.name]
+    rounded = reference.quantize if scaled else reference.round_to
+    held = (name for name in ("e5m2", "e4m3", "tf32") if not differ(x, rounded(x, FORMATS[name])))
+    return next(held, "fp32")
 
 
-@pytest.mark.parametrize(
-    ("family", "flags"),
-    [
-        ("tiny", {"remat": "dots"}),
-        ("gpt2", {"remat": "block", "numerics": "fast"}),
-        ("tiny", {"fp32_islands": "blocks.1,*.attend,head"}),
-    ],
-)
+# Three layers of gpt2: each has four linear layers of three products, and six of attention; and
+# there are three of the head. Narrow formats leave the first and the last layer wide.
+ALL = 3 * 4 * 3 + 3 * 6 + 3
+FP8 = {("e4m3", "e4m3"): 4, ("e4m3", "e5m2"): 8, ("fp32", "fp32"): ALL - 12}
+ISLANDS = {"fp32_islands": "blocks.1,*.attend,head"}
+OPERANDS: list[tuple[str, dict[str, Any], dict[tuple[str, str], int]]] = [
+    ("fp32", {}, {("fp32", "fp32"): ALL}),
+    ("tf32", {}, {("tf32", "tf32"): ALL}),
+    ("tf32", ISLANDS, {("tf32", "tf32"): 24, ("fp32", "fp32"): ALL - 24}),
+    ("bf16", {}, {("bf16", "bf16"): ALL}),
+    ("fp16", {}, {("fp16", "fp16"): ALL}),
+    ("fp8", {}, FP8),
+    ("fp8-delayed", {}, FP8),
+]
+
+
+@tier("rest", guard="tf32 and fp8", where=lambda policy: policy in ("fp32", "bf16", "fp16"))
+@pytest.mark.parametrize(("policy", "flags", "expected"), OPERANDS)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_operand_of_every_matmul_is_rounded(
-    framework: str, family: str, flags: dict[str, Any]
+def test_operands(
+    framework: str, policy: str, flags: dict[str, Any], expected: dict[tuple[str, str], int]
 ) -> None:
-    config = toy(family, **(FLAGS | flags))
-    found = multiplied(framework, config)
-    linears, layers = (5 if family == "tiny" else 4), config.model.n_layer
-    if "fp32_islands" in flags:  # one layer's linear ones, but for the head
-        assert count_rounded(found) == 3 * linears
-        assert len(found) == layers * (3 * linears + 6) + 3
-    else:
-        recomputed = {"none": 0, "block": layers * (linears + 2), "dots": layers * 2}
-        expected = layers * (3 * linears + 6) + 3 + recomputed[config.execution.remat]
-        assert len(found) == count_rounded(found)
-        assert expected - layers <= len(found) <= expected  # the last one's need not be made again
-    assert (
-        count_rounded(multiplied(framework, config.replace(policy="fp32", numerics="strict"))) == 0
-    )
+    config = toy("gpt2", **FLAGS, policy=policy, **flags)
+    name = partial(name_format, scaled=policy != "fp8-delayed")
+    pairs = [tuple(sorted(map(name, operands))) for operands in multiplied(framework, config)]
+    assert Counter(pairs) == expected
 
 
-def kinds(operands: Operands) -> list[str]:
-    """Names each operand's format: e4m3 or e5m2 under a tensor's one scale, empty for neither."""
-    known = {"e5m2": E5M2, "e4m3": E4M3}  # the former may fit the latter, which has more digits
-    return [
-        next((k for k, to in known.items() if not differ(x, reference.quantize(x, to))), "")
-        for x in operands
-    ]
-
-
+@pytest.mark.parametrize("mode", ["dots", "block"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_fp8_is_e4m3_forward_and_e5m2_backward(framework: str) -> None:
-    """In the one layer of three that is not the first or the last."""
-    found = multiplied(framework, toy("gpt2", **FLAGS | {"policy": "fp8", "n_layer": 3}))
-    pairs = Counter(tuple(sorted(kinds(x))) for x in found if x[0].ndim == 2)
-    assert (pairs["e4m3", "e4m3"], pairs["e4m3", "e5m2"]) == (4, 8)
-    assert pairs["", ""] == 2 * 4 * 3 + 3
+def test_recomputed_operands_are_rounded(framework: str, mode: str) -> None:
+    """The last layer's need not be made again."""
+    flags = {"policy": "tf32", "remat": mode, "numerics": "fast"}
+    found = multiplied(framework, toy("gpt2", **FLAGS, **flags))
+    assert {name_format(x, scaled=True) for operands in found for x in operands} == {"tf32"}
+    recomputed = {"block": 3 * (4 + 2), "dots": 3 * 2}[mode]
+    assert ALL + recomputed - 3 <= len(found) <= ALL + recomputed
 
 
+@tier("rest", guard="over float32", where=lambda wide: wide == "fp64")
 @pytest.mark.parametrize(("wide", "narrow"), [("fp32", "fp8"), ("fp64", "fp8")])
 @pytest.mark.parametrize(("framework", "family"), [("jax", "tiny"), ("torch", "gpt2")])
-def test_with_nothing_rounded_it_is_wide(
+def test_emulation_changes_operands_alone(
     framework: str, family: str, wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: the emulation changes nothing but the operands, of torch's own product."""
     monkeypatch.setitem(POLICIES, narrow, replace(POLICIES[wide], recipe=narrow))
 
     def gradients(policy: str) -> tuple[float, dict[str, np.ndarray]]:
-        config = toy(family, **FLAGS | {"policy": policy, "remat": "dots", "n_layer": 3})
+        config = toy(family, **FLAGS | {"policy": policy, "remat": "dots"})
         return start(framework, config, perturbed(config)).loss_and_grads(BATCH)
 
     loss, grads = gradients(wide)
