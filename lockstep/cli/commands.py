@@ -14,6 +14,7 @@ COMMANDS = {  # name: its module, what it is for
     "check": ("lockstep.check.command", "is your port right, and if not, what is wrong?"),
     "record": ("lockstep.check.command", "record a reference for `lockstep check`"),
     "mcp": ("lockstep.check.command", "serve check, record and explain to agents, by MCP"),
+    "convert": ("lockstep.cli.convert", "convert a checkpoint by the map that check proved"),
     "sample": ("lockstep.cli.sample", "write text with a run's checkpoint"),
     "runs": ("lockstep.monitor.runs", "list runs, compare two, delete old ones"),
     "report": ("lockstep.monitor.report", "runs side by side, as one HTML file"),

@@ -178,6 +178,10 @@ class TensorRule:
     def __str__(self) -> str:
         return f"{', '.join(self.reference)} <-> {', '.join(self.port)}"
 
+    def axes_text(self, *, back: bool) -> Mapping[str, str]:
+        """Returns names and axes of the side that is converted."""
+        return self.port if back else self.reference
+
     def axes(self, side: str) -> dict[Pattern, TensorAxes]:
         return {_pattern(text): parse_axes(axes) for text, axes in getattr(self, side).items()}
 
