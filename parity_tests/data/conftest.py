@@ -1,5 +1,4 @@
 """Fixtures of several files of this room."""
 
-from parity_tests.data.corpora import cache as cache
 from parity_tests.data.corpora import folder as folder
 from parity_tests.data.corpora import library as library

@@ -1,4 +1,4 @@
-"""Small corpora: a folder of tokens, a standard library, and a cache that is not the user's."""
+"""Small corpora: a folder of tokens, and a standard library."""
 
 import sysconfig
 from pathlib import Path
@@ -9,12 +9,6 @@ import pytest
 from lockstep.data import corpus
 from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

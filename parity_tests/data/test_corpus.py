@@ -14,8 +14,6 @@ from lockstep.data.corpus import Corpus
 from lockstep.errors import UserError
 from parity_tests.data.corpora import error, of, same, write
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 
 def test_a_text_file_is_its_bytes_with_the_last_tenth_held_out(tmp_path: Path) -> None:
     text = bytes(range(256)) + b"abcd"
