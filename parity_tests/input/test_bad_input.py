@@ -140,6 +140,31 @@ def test_one_line_and_nothing_written(
     assert contents(place) == untouched
 
 
+def takes_number(action: Any) -> bool:
+    try:
+        if action.type:
+            action.type("x")
+    except argparse.ArgumentTypeError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS)
+def test_flags_of_a_command_refuse_what_they_cannot_read(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag that takes a value is none without it, and one that takes a number takes no text."""
+    parsers = next(a.choices for a in commands.lockstep_parser([command])._actions if a.choices)
+    flags = [a for a in dict(parsers)[command]._actions if a.option_strings and a.nargs is None]
+    cases = [([a.option_strings[-1]], ["expected one argument"]) for a in flags]
+    cases += [([a.option_strings[-1], "x"], ["'x'", "number"]) for a in flags if takes_number(a)]
+    assert bool(cases) == (command not in ("mcp", "runs"))
+    for words, said in cases:
+        status = status_of("lockstep", [command, *words])
+        streams = capsys.readouterr()
+        check_line(status, streams.err, streams.out, [words[0], *said])
+
+
 def commands_of(root: Path) -> set[str]:
     """The modules that one can run, as one types them."""
     found = set()

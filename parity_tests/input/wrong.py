@@ -1,8 +1,9 @@
 """Wrong invocations of each command, and what the line must say: field, value, word of the remedy.
 
 They are made in the folder that `parity_tests.input.wrong_place` prepares. Each rule has one row;
-what a flag of a trainer refuses by its type, its choices or its lowest value has none: those cases
-are generated from the parser (`test_bad_input.py`).
+what a flag of a trainer refuses by its type, its choices or its lowest value has none, nor what a
+flag of another command refuses by its type: those cases are generated from the parsers
+(`test_bad_input.py`).
 """
 
 HUGE = "1" + 400 * "0"  # more than a float can be
@@ -174,7 +175,6 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["power", "no-clip", "--out", "notes.md"], ["notes.md", "no file of results", "name another"]),
     (["power", "--out", "nowhere/x.json"], ["--out", "no folder nowhere", "make it"]),
     (["specificity", "fp8"], ["PART", "fp8", "fp64"]),
-    (["specificity", "--curve-seeds", "x"], ["--curve-seeds", "whole number"]),
     (["specificity", "fp64", "--out", "list/config.json"], ["list", "a row without a name"]),
     (["sensitivity", "--policy", "fp32"], ["--policy", "fp32", "has nothing"]),
     (["sensitivity", "--framework", "keras"], ["--framework", "keras", "both"]),
@@ -210,10 +210,8 @@ LOCKSTEP: list[tuple[list[str], list[str]]] = [
     (["plan", "--model", "gpt2", "--device", "abacus"], ["--device", "abacus", "h100"]),
     (["plan", "--model", "gpt2", "--device", "t4", "--context", "0"], ["--context", "0", "from 1"]),
     (["plan", "--model", "gpt2", "--device", "t4", "--memory", "nan"], ["--memory", "above 0"]),
-    (["plan", "--model", "gpt2", "--device", "t4", "--tokens", "x"], ["--tokens", "number"]),
     (["plan", "--model", "gpt2", "--device", "t4", "--tokens-per-step", "0"],
      ["--tokens-per-step", "0", "from 1"]),
-    (["plan", "--model", "gpt2", "--device", "t4", "--micro-batch", "x"], ["--micro-batch", "'x'"]),
     (["plan", "--model", "gpt2", "--device", "t4", "--price", "1"], ["--price", "give both"]),
     (["plan", "--model", "gpt2", "--device", "m2", "--framework", "jax"],
      ["--framework", "jax", "m2", "use torch"]),
