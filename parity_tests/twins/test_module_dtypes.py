@@ -1,7 +1,6 @@
 """`--fp32-islands`, `--formats` and a policy's `grads` say what each module computes in; those
 modules and no others multiply so."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,16 +11,16 @@ import jax_impl.extra.rules
 import jax_impl.functional
 import torch_ref.extra.cpu
 import torch_ref.extra.rules
-from lockstep.config import Config, islands
+from lockstep.config import islands
 from lockstep.config.policy import POLICIES, Roles, resolve
 from lockstep.devices import Capabilities
 from lockstep.errors import UserError
 from lockstep.model.stacked import scans_layers
 from lockstep.parity.pair import GPT
 from parity_tests.pair import FRAMEWORKS, toy
-from parity_tests.twins.programs import Op, read
-from parity_tests.twins.test_roles import MATMULS, B, D, T, V, violations
+from parity_tests.twins.programs import read
 from parity_tests.twins.test_roles import small as small_config
+from parity_tests.twins.test_roles import violations
 
 FORMATS = "blocks=fp8,head=fp8,*.mlp=bf16,blocks.1.attn=fp8-delayed,*.down=fp32"
 
@@ -172,58 +171,7 @@ def test_a_module_in_a_format_of_its_own_has_that_policy_s_gradients() -> None:
     assert config.dtypes.modules["head"] == POLICIES["fp32"]
 
 
-# --- what multiplies in which dtype
-
-
-def matmul_kind(op: Op, config: Config) -> str:
-    """By the only sizes that are no product of B, T and H."""
-    shapes = [value.shape for value in (*op.inputs, *op.outputs)]
-    if any(len(shape) > 2 for shape in shapes):
-        return "attend"
-    inside = frozenset(size for shape in shapes for size in shape) - {B * T}
-    kinds = {(D, 3 * D): "qkv", (D, D): "proj", (D, config.model.d_mlp): "mlp", (D, V): "head"}
-    return {frozenset(sizes): kind for sizes, kind in kinds.items()}[inside]
-
-
-def count_matmuls(framework: str, config: Config) -> Counter[tuple[str, str]]:
-    """How many matmuls of each kind have inputs and outputs in each dtype, in one step."""
-    found = Counter[tuple[str, str]]()
-    for op in read(framework, config).ops:
-        if op.name in MATMULS:
-            dtypes = {value.dtype for value in (*op.inputs, *op.outputs)}
-            found[matmul_kind(op, config), " ".join(sorted(dtypes))] += 1
-    return found
-
-
-def expected_matmuls(config: Config) -> Counter[tuple[str, str]]:
-    """Three for each linear layer, forward and backward; attention has two of its own."""
-    found = Counter[tuple[str, str]]()
-    for name in config.model.matmuls:
-        part = name.split(".")[-1]
-        kind = "mlp" if ".mlp." in name else part
-        wide = islands.match(config.precision.fp32_islands, name)
-        dtype = "float32" if wide else config.precision.roles.compute
-        found[kind, dtype] += 6 if part == "attend" else 3
-    return found
-
-
-@pytest.mark.parametrize(
-    ("framework", "family"), [("jax", "tiny"), ("torch", "tiny"), ("torch", "gpt2")]
-)
-@pytest.mark.parametrize(
-    ("patterns", "policy"),
-    [
-        ("blocks.*.attn.attend", "fp16"),
-        ("blocks.*.attn,head", "params=bfloat16,compute=bfloat16,output=float32"),
-        ("blocks.1,*.down", "bf16"),
-    ],
-)
-def test_islands_and_no_others_multiply_in_float32(
-    framework: str, patterns: str, policy: str, family: str
-) -> None:
-    own: dict[str, Any] = {"n_layer": 2, "layers": "unroll", "fp32_islands": patterns}
-    config = small_config(family, policy, 1).replace(**own)
-    assert count_matmuls(framework, config) == expected_matmuls(config)
+# --- islands in float64
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -247,15 +247,16 @@ def multiplied_in_torch(twin: Twin) -> list[Operands]:
     return listener.found
 
 
-def name_format(x: np.ndarray, *, scaled: bool) -> str:
-    """Names the narrowest format that holds an operand: by its dtype, or else by its numbers.
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+BY_NUMBERS = ("fp32", "tf32", "fp8", "fp8-delayed")
 
-    Args:
-        scaled: by the tensor's own scale, not by one.
-    """
-    if x.dtype != np.float32:
-        return {"bfloat16": "bf16", "float16": "fp16"}[x.dtype.name]
-    rounded = reference.quantize if scaled else reference.round_to
+
+def name_format(x: np.ndarray, policy: str) -> str:
+    """Names the narrowest format that holds an operand: by its numbers, or under half precision, of
+    whose numbers most are TF32's too, by its dtype."""
+    if policy not in BY_NUMBERS:
+        return DTYPES[x.dtype.name]
+    rounded = reference.round_to if policy == "fp8-delayed" else reference.quantize
     held = (name for name in ("e5m2", "e4m3", "tf32") if not differ(x, rounded(x, FORMATS[name])))
     return next(held, "fp32")
 
@@ -264,27 +265,37 @@ def name_format(x: np.ndarray, *, scaled: bool) -> str:
 # there are three of the head. Narrow formats leave the first and the last layer wide.
 ALL = 3 * 4 * 3 + 3 * 6 + 3
 FP8 = {("e4m3", "e4m3"): 4, ("e4m3", "e5m2"): 8, ("fp32", "fp32"): ALL - 12}
-ISLANDS = {"fp32_islands": "blocks.1,*.attend,head"}
+BF16_WEIGHTS = "params=bfloat16,compute=bfloat16,output=float32"
+
+
+def in_islands(compute: str, wide: int) -> dict[tuple[str, str], int]:
+    """The operands where so many matmuls stand in float32."""
+    return {(compute, compute): ALL - wide, ("fp32", "fp32"): wide}
+
+
 OPERANDS: list[tuple[str, dict[str, Any], dict[tuple[str, str], int]]] = [
     ("fp32", {}, {("fp32", "fp32"): ALL}),
     ("tf32", {}, {("tf32", "tf32"): ALL}),
-    ("tf32", ISLANDS, {("tf32", "tf32"): 24, ("fp32", "fp32"): ALL - 24}),
+    ("tf32", {"fp32_islands": "blocks.1,*.attend,head"}, in_islands("tf32", ALL - 2 * 4 * 3)),
     ("bf16", {}, {("bf16", "bf16"): ALL}),
+    ("bf16", {"fp32_islands": "blocks.1,*.down"}, in_islands("bf16", 4 * 3 + 6 + 2 * 3)),
+    (BF16_WEIGHTS, {"fp32_islands": "blocks.*.attn,head"}, in_islands("bf16", 3 * (6 + 6) + 3)),
     ("fp16", {}, {("fp16", "fp16"): ALL}),
+    ("fp16", {"fp32_islands": "blocks.*.attn.attend"}, in_islands("fp16", 3 * 6)),
     ("fp8", {}, FP8),
     ("fp8-delayed", {}, FP8),
 ]
 
 
-@tier("rest", guard="tf32 and fp8", where=lambda policy: policy in ("fp32", "bf16", "fp16"))
+@tier("rest", guard="tf32 and fp8", where=lambda policy: policy not in ("tf32", "fp8"))
 @pytest.mark.parametrize(("policy", "flags", "expected"), OPERANDS)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_operands(
     framework: str, policy: str, flags: dict[str, Any], expected: dict[tuple[str, str], int]
 ) -> None:
     config = toy("gpt2", **FLAGS, policy=policy, **flags)
-    name = partial(name_format, scaled=policy != "fp8-delayed")
-    pairs = [tuple(sorted(map(name, operands))) for operands in multiplied(framework, config)]
+    found = multiplied(framework, config)
+    pairs = [tuple(sorted(name_format(x, policy) for x in operands)) for operands in found]
     assert Counter(pairs) == expected
 
 
@@ -294,7 +305,7 @@ def test_recomputed_operands_are_rounded(framework: str, mode: str) -> None:
     """The last layer's need not be made again."""
     flags = {"policy": "tf32", "remat": mode, "numerics": "fast"}
     found = multiplied(framework, toy("gpt2", **FLAGS, **flags))
-    assert {name_format(x, scaled=True) for operands in found for x in operands} == {"tf32"}
+    assert {name_format(x, "tf32") for operands in found for x in operands} == {"tf32"}
     recomputed = {"block": 3 * (4 + 2), "dots": 3 * 2}[mode]
     assert ALL + recomputed - 3 <= len(found) <= ALL + recomputed
 
