@@ -1,7 +1,7 @@
 """The JAX trainer: `python -m jax_impl.train --policy bf16`.
 
-The loop is `lockstep/train/loop.py`, for both frameworks. It calls `jax_impl/twin.py`, which
-builds the model (model.py) and takes its steps (step.py).
+From here to a step: `trainers.train` reads the flags and opens the run, `Loop.run` draws the
+windows, and `Trainer.step` (step.py) takes a step on each.
 """
 
 import sys

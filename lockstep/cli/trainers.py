@@ -34,16 +34,31 @@ example:
 
 
 def train(framework: str, argv: Sequence[str] | None = None) -> int:
-    """Parses a trainer's flags, resolves the config, runs the loop; returns the exit status.
+    """Trains with a trainer's flags; returns the exit status.
 
     The framework is imported only when the flags are known to be right.
     """
-    status = exit_status(lambda: _train(framework, argv))
+
+    def run() -> int:
+        config, out, resume, watching = read_flags(framework, argv)
+        build = partial(twin.load, framework)
+        with trainer.open_loop(config, build, out, resume=resume, watching=watching) as loop:
+            loop.run()  # each step: twin.step(window)
+        return loop.status
+
+    status = exit_status(run)
     twin.end(framework, status)
     return status
 
 
-def _train(framework: str, argv: Sequence[str] | None) -> int:
+def read_flags(
+    framework: str, argv: Sequence[str] | None
+) -> tuple[Config, Path | None, bool, options.Watching]:
+    """Reads a trainer's flags: the config, the run's directory, whether it goes on, what to watch.
+
+    Raises:
+        UserError: a flag's value or directory is not usable, or flags exclude each other.
+    """
     given = vars(trainer_parser(twin.trainer_module(framework)).parse_args(argv))
     out, resume, overwrite = (given.pop(name, None) for name in ("out", "resume", "overwrite"))
     many = {name: given.pop(name) for name in processes.FLAGS if name in given}
@@ -72,9 +87,7 @@ def _train(framework: str, argv: Sequence[str] | None) -> int:
             directory.require_writable(directory.RUNS)
         given.setdefault("autotune", autotune.default())
         config = auto_islands.resolve(framework, resolve_config(framework, given), goal)
-    config = autotune.resolve(framework, config)
-    build = partial(twin.load, framework)
-    return trainer.train(config, build, run, resume=bool(resume), watching=watching)
+    return autotune.resolve(framework, config), run, bool(resume), watching
 
 
 def resolve_config(framework: str, given: dict[str, Any]) -> Config:

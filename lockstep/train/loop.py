@@ -74,9 +74,7 @@ class Loop:
         config: Config,
         twin: Twin,
         data: Corpus,
-        log: RunLog | None,
         display: Display,
-        saver: Saver | None,
         start: TrainState,
         kept: Rows,
         watching: Watching,
@@ -86,7 +84,10 @@ class Loop:
             kept: the rows that a resumed run has logged so far.
         """
         self.config, self.twin, self.data = config, twin, data
-        self.log, self.display, self.saver, self.watching = log, display, saver, watching
+        self.display, self.watching = display, watching
+        self.log: RunLog | None = None
+        self.saver: Saver | None = None
+        self.status = DONE
         self.local_rows = twin.local_rows(config.global_batch_size)
         self.done = self.first = start.step
         self.losses = {  # validation losses by step
@@ -101,8 +102,8 @@ class Loop:
         peak = devices.peak(twin.describe()["device"], config.precision.all_roles)
         self.peak = peak and peak * config.mesh.size
 
-    def run(self) -> int:
-        """Runs the loop; returns the exit status.
+    def run(self) -> None:
+        """Takes the steps up to the last one, or until a signal; then `status` says which.
 
         Results are read one step late: the host does not wait for the step just started.
         """
@@ -135,8 +136,8 @@ class Loop:
                 if evaluate or save:
                     self.pace.pause()
                 if stopping:
-                    return STOPPED
-        return DONE
+                    self.status = STOPPED
+                    return
 
     def draw(self, step: int) -> Any:
         """Draws the window of one step (from 0), and starts its copy to the device."""

@@ -1,11 +1,11 @@
-"""A training run of any twin: prepares the loop, runs it, returns the exit status."""
+"""A training run of any twin: what is prepared before its loop, and said after it."""
 
 import contextlib
 import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lockstep.run import checkpoint, directory, lock, runlog
 from lockstep.run.runlog import Display, RunLog
 from lockstep.run.saver import Saver
 from lockstep.train import closing, lints, loss_scale
-from lockstep.train.loop import Diverged, Loop, Rows
+from lockstep.train.loop import Diverged, Loop
 from lockstep.train.options import Watching
 from lockstep.train.track import Tracker
 from lockstep.twin import Twin
@@ -31,11 +31,12 @@ from lockstep.weights import init
 UNWATCHED = Watching()
 
 
-def train(
+@contextlib.contextmanager
+def open_loop(
     config: Config, build: Callable[[Config], Twin], out: Path | None, *, resume: bool,
     watching: Watching = UNWATCHED,
-) -> int:  # fmt: skip
-    """Trains to `config.optim.steps`; returns the exit status.
+) -> Iterator[Loop]:  # fmt: skip
+    """Loads data and state, builds and compiles the twin, and opens the run, for its loop to run.
 
     Args:
         build: makes the twin; called once everything else is known to be in order.
@@ -46,60 +47,59 @@ def train(
         UserError: the data, the device, the directory or the checkpoint is not usable, and
             nothing has been written then; or memory or disk space ran out.
     """
+    with _explain_out_of_memory(config), contextlib.ExitStack() as locked:
+        found: list[Path] = []
+        if resume and out:
+            # It is locked only when all is in order and the first file is written. If another
+            # trainer has gone on with it until then, these are not its checkpoints any more.
+            lock.require_free(out)
+            found = checkpoint.listing(out)
+        data, state, notices = _load_start(config, out if resume else None)
+        twin = build(config)
+        # Read before the ranks meet in `_load`: after that rank 0 writes a new log.
+        kept = runlog.up_to(out / "log.jsonl", state.step) if out and resume else []
+        _load(twin, state)
+        began = time.perf_counter()
+        window = batches.of_step(config, data.train, state.step)
+        twin.prepare(window)
+        compile_seconds = time.perf_counter() - began
+        about = twin.describe()
+        if twin.rank:  # it takes the same steps, and writes nothing
+            out = None
+        else:
+            notices.append(_headline(config, twin, data, about, compile_seconds))
+            notices += lints.before_training(config, twin, window)
+            details = {**about, "compile_seconds": compile_seconds}
+            record = directory.Record(
+                config=config, framework=twin.framework, data_tokens=data.sizes, details=details
+            )
+            out = _claim(out, record, found, locked, resume=resume)
+        display = Display(config.optim.steps, state.step, quiet=out is None)
+        loop = Loop(config, twin, data, display, state, kept, watching)
+        try:
+            with contextlib.ExitStack() as files:
+                _open_files(loop, out, files)
+                for notice in notices:
+                    display.say(notice)
+                yield loop
+        except Diverged as error:
+            loop.status = DIVERGED
+            if out:
+                good = checkpoint.newest(out, up_to=error.good)
+                print(f"error: {error}; {good}; {error.remedy}", file=sys.stderr)
+        _say_the_end(loop, out)
+
+
+@contextlib.contextmanager
+def _explain_out_of_memory(config: Config) -> Iterator[None]:
     try:
-        return _train(config, build, out, watching, resume=resume)
+        yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         size = config.optim.batch_size
         remedy = "use a smaller one with more --accum, --remat block, or a smaller --model"
         raise UserError(f"--batch-size {size}: out of memory; {remedy}") from None
-
-
-def _train(
-    config: Config, build: Callable[[Config], Twin], out: Path | None, watching: Watching,
-    *, resume: bool,
-) -> int:  # fmt: skip
-    found: list[Path] = []
-    if resume and out:
-        # It is locked only when all is in order and the first file is written. If another trainer
-        # has gone on with it until then, these are not its checkpoints any more.
-        lock.require_free(out)
-        found = checkpoint.listing(out)
-    data, state, notices = _load_start(config, out if resume else None)
-    twin = build(config)
-    # Read before the ranks meet in `_load`: after that rank 0 writes a new log.
-    kept = runlog.up_to(out / "log.jsonl", state.step) if out and resume else []
-    _load(twin, state)
-    began = time.perf_counter()
-    window = batches.of_step(config, data.train, state.step)
-    twin.prepare(window)
-    compile_seconds = time.perf_counter() - began
-    about = twin.describe()
-    if twin.rank:  # it takes the same steps, and writes nothing
-        return _run_loop(config, twin, data, None, state, kept, notices, watching)
-    notices.append(_headline(config, twin, data, about, compile_seconds))
-    notices += lints.before_training(config, twin, window)
-    if not resume:
-        policy = config.precision.policy.replace("=", "-").replace(",", "-")
-        stem = f"{twin.framework}-{config.model.model}-{policy}"
-        out = directory.make(out) if out else directory.make_new(stem)
-    assert out
-    record = directory.Record(
-        config=config,
-        framework=twin.framework,
-        data_tokens=data.sizes,
-        details={**about, "compile_seconds": compile_seconds},
-    )
-    with lock.hold_lock(out):
-        if resume and found != checkpoint.listing(out):
-            raise UserError(f"{out}: another trainer continued it meanwhile; try again")
-        if not resume:
-            directory.empty(out)
-        directory.write_record(out, record)
-        if not resume:
-            beside.keep(config, out)
-        return _run_loop(config, twin, data, out, state, kept, notices, watching)
 
 
 def _load(twin: Twin, state: TrainState) -> None:
@@ -115,48 +115,58 @@ def _load(twin: Twin, state: TrainState) -> None:
     twin.load(state)
 
 
-def _run_loop(
-    config: Config, twin: Twin, data: Corpus, out: Path | None, start: TrainState, kept: Rows,
-    notices: list[str], watching: Watching,
-) -> int:  # fmt: skip
-    """Runs the loop; returns the exit status.
+def _claim(
+    out: Path | None, record: directory.Record, found: list[Path],
+    locked: contextlib.ExitStack, *, resume: bool,
+) -> Path:  # fmt: skip
+    """Locks the run's directory, for as long as `locked` is open, and writes its record.
 
     Args:
-        out: the run's directory; None on the ranks that write nothing.
-        kept: the rows that a resumed run has logged so far.
+        found: the checkpoints from which a resumed run continues.
     """
-    display = Display(config.optim.steps, start.step, quiet=out is None)
-    log, saver = None, None
-    try:
-        with contextlib.ExitStack() as files:
-            if out:
-                log = files.enter_context(RunLog(out / "log.jsonl", last_step=start.step))
-            files.enter_context(display)
-            for notice in notices:
-                display.say(notice)
-            if out and log:
-                for name in watching.track:
-                    tracker = Tracker(name, out, config, display.say)
-                    log.listeners.append(files.enter_context(tracker).put)
-                saver = files.enter_context(Saver(out, config.run.keep, log, display.say))
-            loop = Loop(config, twin, data, log, display, saver, start, kept, watching)
-            status = loop.run()
-    except Diverged as error:
-        if out:
-            good = checkpoint.newest(out, up_to=error.good)
-            print(f"error: {error}; {good}; {error.remedy}", file=sys.stderr)
-        return DIVERGED
-    if status == STOPPED and out:
-        display.say(
+    config = record.config
+    if not (resume and out):
+        policy = config.precision.policy.replace("=", "-").replace(",", "-")
+        stem = f"{record.framework}-{config.model.model}-{policy}"
+        out = directory.make(out) if out else directory.make_new(stem)
+    locked.enter_context(lock.hold_lock(out))
+    if resume and found != checkpoint.listing(out):
+        raise UserError(f"{out}: another trainer continued it meanwhile; try again")
+    if not resume:
+        directory.empty(out)
+    directory.write_record(out, record)
+    if not resume:
+        beside.keep(config, out)
+    return out
+
+
+def _open_files(loop: Loop, out: Path | None, files: contextlib.ExitStack) -> None:
+    """Opens log, display, trackers and saver; only the display on ranks that write nothing."""
+    say = loop.display.say
+    if out:
+        log = files.enter_context(RunLog(out / "log.jsonl", last_step=loop.first))
+    files.enter_context(loop.display)
+    if out:
+        for name in loop.watching.track:
+            tracker = Tracker(name, out, loop.config, say)
+            log.listeners.append(files.enter_context(tracker).put)
+        loop.log = log
+        loop.saver = files.enter_context(Saver(out, loop.config.run.keep, log, say))
+
+
+def _say_the_end(loop: Loop, out: Path | None) -> None:
+    """Says where a stopped run goes on, or what a finished one came to."""
+    if loop.status == STOPPED and out:
+        loop.display.say(
             f"stopped after step {loop.done}, which is saved; "
             f"go on with --resume --out {shlex.quote(str(out))}"
         )
-    if status == DONE:
-        sample = closing.sample_lines(config, twin, data, loop.losses, out)
+    if loop.status == DONE:
+        config, twin = loop.config, loop.twin
+        sample = closing.sample_lines(config, twin, loop.data, loop.losses, out)
         if out:
             seconds = loop.pace.last - loop.began
-            display.say(closing.text(config, twin, out, loop.losses, seconds, sample))
-    return status
+            loop.display.say(closing.text(config, twin, out, loop.losses, seconds, sample))
 
 
 def restore(

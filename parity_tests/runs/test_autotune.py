@@ -18,7 +18,7 @@ from lockstep.config import Config, from_flags
 from lockstep.errors import UserError
 from lockstep.files import durable
 from lockstep.run import directory
-from lockstep.train import autotune, trainer
+from lockstep.train import autotune
 from lockstep.train.autotune import KEPT, MARGIN, ROUNDS
 
 Patch = pytest.MonkeyPatch
@@ -290,19 +290,16 @@ def test_a_run_goes_on_as_it_began(tmp_path: Path, monkeypatch: Patch) -> None:
     course, seen = Course(), list[Config]()
     monkeypatch.setattr(trainers.autotune, "enter_operation", course.enter)
 
-    def train(config: Config, *rest: Any, **options: Any) -> int:
-        seen.append(config)
-        return 0
+    def way(framework: str, words: list[str]) -> str:
+        seen.append(trainers.read_flags(framework, words)[0])
+        return seen[-1].run.autotune
 
     def read_record(run: Path) -> directory.Record:
         return directory.Record(config=seen[0], framework="torch", data_tokens=None, details={})
 
     monkeypatch.setattr(directory, "read_record", read_record)
-    monkeypatch.setattr(trainer, "train", train)
-    monkeypatch.setattr(twin, "end", lambda framework, status: None)
     begin = ["--out", "run", "--model", "tiny", "--mesh", "data=1", "--device", "cpu"]
-    assert trainers.train("torch", begin) == 0
-    assert seen[-1].run.autotune == "attention=blocks"
+    assert way("torch", begin) == "attention=blocks"
     course.seconds = {"none": 1.0, **{way: 2.0 for way in HERE}}
     (path,) = files(tmp_path)
     path.unlink()  # as on another day, when another would have won
@@ -313,14 +310,11 @@ def test_a_run_goes_on_as_it_began(tmp_path: Path, monkeypatch: Patch) -> None:
         "--autotune attention=reference": "attention=reference",
         "--autotune auto": "none",
     }.items():
-        assert trainers.train("torch", [*resume, *words.split()]) == 0
-        assert seen[-1].run.autotune == expected, words
+        assert way("torch", [*resume, *words.split()]) == expected, words
     for framework, words in (("torch", "--policy fp32"), ("torch", "--device cpu"), ("jax", "")):
-        assert trainers.train(framework, [*resume, *words.split()]) == 0
-        assert seen[-1].run.autotune == "none", words
+        assert way(framework, [*resume, *words.split()]) == "none", words
     monkeypatch.setenv("LOCKSTEP_AUTOTUNE", "matmul=onednn")
-    assert trainers.train("torch", [*begin[2:], "--out", "other"]) == 0
-    assert seen[-1].run.autotune == "matmul=onednn"
+    assert way("torch", [*begin[2:], "--out", "other"]) == "matmul=onednn"
 
 
 def test_a_turn_is_an_operation(monkeypatch: Patch) -> None:
