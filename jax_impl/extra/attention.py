@@ -81,7 +81,7 @@ def make_attention(
 
     Args:
         einsum: multiplies where attention is written out.
-        on_cpu: keep each block's scores for the backward pass: there time is dearer than memory.
+        on_cpu: keep each block's scores for the backward pass: a CPU is slow and has memory.
     """
     in_blocks = partial(
         attend_in_blocks, policy=policy, einsum=einsum, blocks=choice.blocks, keep=on_cpu
@@ -113,7 +113,7 @@ def attend_in_blocks(
         queries, keys, values = q[:, start:stop], k[:, :stop], v[:, :stop]
         return model.attend(queries, keys, values, positions, policy=policy, einsum=einsum)
 
-    # Cut out inside of what is recomputed: no block keeps keys of its own.
+    # Sliced inside the checkpointed function, so that no block saves its own copy of the keys.
     run = block if keep else jax.checkpoint(block, static_argnums=(0, 1))
     edges = block_edges(q_BTHK.shape[1], blocks)
     parts = [run(*edge, q_BTHK, k_BTGK, v_BTGK) for edge in edges]

@@ -52,9 +52,9 @@ def noise_rule(
 ) -> list[Finding]:
     """Judges each tensor's gap below float64, by the larger noise of the two programs.
 
-    And their noises against each other: at the median tensor one is no wider than the other. Of the
-    batches the median counts: in half precision a rounding that falls the other way moves few
-    batches, and these by far.
+    Also requires that the two programs' noises agree: the median ratio over tensors is bounded.
+    Uses the median batch: in half precision a value that rounds the other way moves a few batches,
+    and moves them far.
 
     Args:
         ours, theirs: (..., K), of K batches.
@@ -95,7 +95,8 @@ def compare_measures(
     """Compares what two programs compute from one state, by the rule of the compute dtype.
 
     Below float64 a figure that is called different must be so at the median of three starts, which
-    two that agree decide. What two decide comes first: who looks for one difference may stop. A
+    two that agree decide. Findings that two starts decide come first: a caller that needs only the
+    first difference can stop early. A
     value that lies between two numbers of the compute dtype rounds up in one program and down in
     the other, and again so when its weights move by an ulp of float32. From weights that moved by
     up to half an ulp of bfloat16 other values do; a bug shows again. The moved weights keep

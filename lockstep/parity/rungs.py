@@ -1,7 +1,7 @@
 """The rungs that look at tensors: contract, activations, gradients, one step, accumulation, remat.
 
-Each takes a `Case` and yields what it finds, so that who looks for one difference computes no more.
-None names a framework or a model.
+Each rung is a generator of findings; a caller that needs only the first difference can stop early.
+No rung names a framework or a model.
 """
 
 from collections.abc import Iterator

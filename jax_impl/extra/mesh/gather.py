@@ -1,4 +1,4 @@
-"""Weights that several devices share, whole where they are used; FSDP2 does so by itself."""
+"""Weights sharded over devices (fsdp), gathered where they are used, as FSDP2 does."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class SharedEmbedding(Embedding):
     """An embedding of which each device has a part."""
 
     def __call__(self, tokens_BT: Array) -> Array:
-        # Each device has all of the gradient before it is summed, lest the rows be sent.
+        # Otherwise XLA sends the rows between devices, which are larger than the gradient.
         return constrain(make_whole(self.weight[...]), PartitionSpec())[tokens_BT]
 
     def transposed(self) -> Array:

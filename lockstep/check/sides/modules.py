@@ -199,7 +199,7 @@ def _by_parent(calls: list[str], side: Calls) -> list[list[str]]:
 
 
 def _likeness(p: str, r: str, reference: Calls, port: Calls) -> float:
-    """Words in common, those of the kinds twice; of what is left over a little is taken off."""
+    """Scores two calls: common words + 2 x common words of their kinds - other words / 100."""
     ours, theirs = names.words(p), names.words(r)
     kinds = names.words(port.kinds[p]) & names.words(reference.kinds[r])
     common = len(ours & theirs) + 2 * len(kinds)
