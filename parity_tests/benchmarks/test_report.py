@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import cells, ladder, measure, published, report
-from benchmarks.tolerances import EXACT, HALF, SINGLE, final_loss
+from benchmarks.report import EXACT, HALF, SINGLE, final_loss
 from lockstep import results
 from lockstep.config.policy import POLICIES
 from lockstep.judge.tolerances import Tolerance
