@@ -22,7 +22,6 @@ from lockstep.formats.table import RECIPES, Recipe, native_recipes
 from parity_tests.pair import norm_gap
 from parity_tests.twins.float8 import require_float8
 
-RECIPE = RECIPES["fp8"]
 SCALES = np.array([2.0**-7, 2.0**-9, 2.0**-14], np.float32)
 
 
@@ -35,7 +34,7 @@ def find_recipe(form: str) -> Recipe:
     return replace(RECIPES[name], native=name != form)
 
 
-def operands(sizes: tuple[int, int, int] = EVEN) -> list[np.ndarray]:
+def operands(sizes: tuple[int, int, int]) -> list[np.ndarray]:
     """x (R, I), weight (I, O), bias, and the gradient of the output: numbers of many sizes."""
     random = np.random.default_rng(0)
     rows, d_in, d_out = sizes
@@ -44,11 +43,9 @@ def operands(sizes: tuple[int, int, int] = EVEN) -> list[np.ndarray]:
             for s in shapes]  # fmt: skip
 
 
-def in_jax(
-    form: str, scales: np.ndarray | None, sizes: tuple[int, int, int] = EVEN
-) -> list[np.ndarray]:
+def in_jax(form: str, scales: np.ndarray | None, given: list[np.ndarray]) -> list[np.ndarray]:
     """The product and its derivatives by x, weight and bias, and by scales."""
-    *given, dy = operands(sizes)
+    *given, dy = given
     product = partial(jax_impl.extra.formats.products.rounded_linear, find_recipe(form))
     named = () if scales is None else (scales,)
 
@@ -60,10 +57,8 @@ def in_jax(
     return [np.asarray(each) for each in run(*given, *named)]
 
 
-def in_torch(
-    form: str, scales: np.ndarray | None, sizes: tuple[int, int, int] = EVEN
-) -> list[np.ndarray]:
-    x, weight, bias, dy = (torch.tensor(each) for each in operands(sizes))
+def in_torch(form: str, scales: np.ndarray | None, given: list[np.ndarray]) -> list[np.ndarray]:
+    x, weight, bias, dy = map(torch.tensor, given)
     leaves = [x, weight.T.contiguous(), bias, *([] if scales is None else [torch.tensor(scales)])]
     leaves = [leaf.requires_grad_() for leaf in leaves]
     product: Any = partial(torch_ref.extra.formats.products.rounded_linear, find_recipe(form))
@@ -93,7 +88,7 @@ def test_a_native_product_is_the_emulated_one(
     if run is in_jax:
         require_float8()
     monkeypatch.setattr(torch, "_scaled_mm", scaled_as_strictly_as_cublas)
-    run = partial(run, sizes=ODD)
+    run = partial(run, given=operands(ODD))
     scales = SCALES if name == "fp8-delayed" else None
     ours, theirs = run(f"native {name}", scales), run(name, scales)
     assert [x.shape for x in ours] == [x.shape for x in theirs] and len(ours) >= 4
@@ -101,6 +96,17 @@ def test_a_native_product_is_the_emulated_one(
     assert [norm_gap(a, b) < 1e-6 for a, b in zip(ours, theirs)] == [True] * len(ours)
     other = run("tf32", None)
     assert all(norm_gap(a, b) > 1e-3 for a, b in list(zip(ours, other))[:3])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3], ids=["x", "weight", "gradient"])
+@pytest.mark.parametrize("run", [in_jax, in_torch])
+def test_an_infinity_that_is_clipped_shows(run: Callable, place: int) -> None:
+    """In the weight's gradient, so that the step is skipped."""
+    given = operands(EVEN)
+    given[place][2, 1] = np.inf
+    y, dx, dweight, *_ = run("fp8-delayed", SCALES, given)
+    assert np.isfinite(y).all() and np.isfinite(dx).all()
+    assert not np.isfinite(dweight).any()
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
