@@ -821,6 +821,17 @@ def flash_scales_by_all_heads() -> Plant:
     )
 
 
+@bug("attention", "attention_matches_numpy", "torch", "blocks", "plain")
+def blocks_forget_the_scale_backward() -> Plant:
+    """The values are right; the gradients of queries and keys are as of unscaled scores."""
+
+    def unscaled(right: Callable, ctx: Any, *grads: Any) -> Any:
+        dq, dk, dv = right(ctx, *grads)
+        return dq * dq.shape[-1] ** 0.5, dk * dk.shape[-1] ** 0.5, dv
+
+    return wrap(torch_ref.extra.attention.InBlocks, "backward", unscaled)
+
+
 # --- the judge
 
 
