@@ -175,6 +175,8 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     ask, weights = header["ask"], wire.group(arrays, "weights")
     if ask == "facts":
         return side.facts(), side.initial()
+    if ask == "build":
+        return {}, side.build(header["seed"])
     spec, batch = header.get("batch"), wire.group(arrays, "batch")
     if ask == "batches":
         if not side.user.has("batch"):
@@ -210,7 +212,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
         return recording.record(side, curve=header["steps"], given=arrays, spec=spec, mends=True)
     batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
     if ask == "accumulate":
-        losses, sums = recording.accumulate(side, weights, batches)
+        losses, sums = recording.accumulate(side, weights, batches, arrays.get(recording.SHARE))
         return {"losses": losses}, sums
     if ask == "noise":
         return {"noise": recording.noise(side, weights, batches)}, {}

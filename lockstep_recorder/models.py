@@ -142,7 +142,7 @@ class Model:
                         off = kwargs.get("deterministic", module.deterministic)
                         self._note_dropout(module.path, 0.0 if off else module.rate)
                         return args[0]
-                    if isinstance(getattr(module, "dropout_rate", None), float):
+                    if _drops(module, linen):
                         off = getattr(module, "deterministic", False)
                         self._note_dropout(module.path, 0.0 if off else module.dropout_rate)
                         object.__setattr__(module, "dropout_rate", 0.0)  # as in attention
@@ -180,12 +180,12 @@ class NnxModel(Model):
         self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in inside(built):
-            rate = "rate" if isinstance(module, nnx.Dropout) else "dropout_rate"
             off = getattr(module, "deterministic", False)
-            self._note_dropout(path, 0.0 if off else getattr(module, rate, 0.0))
             if isinstance(module, nnx.Dropout):  # a call's own argument would go before
+                self._note_dropout(path, 0.0 if off else module.rate)
                 module.deterministic, module.rate = True, 0.0
-            elif isinstance(getattr(module, "dropout_rate", None), float):  # as in attention
+            elif _drops(module, nnx):
+                self._note_dropout(path, 0.0 if off else module.dropout_rate)
                 module.dropout_rate = 0.0
             name = ".".join(map(str, path)) or "(root)"
             module.lockstep_name = name  # static, so it stays with it
@@ -281,6 +281,15 @@ def wrapped(function: Callable[..., Any], method: str, tape: Any) -> Callable[..
         return tape.end(function(self, *args, **kwargs))
 
     return call
+
+
+def _drops(module: Any, flax: Any) -> bool:
+    """Says if a module is one of Flax's that drop out by a rate of their own: its attention. In
+    another module a `dropout_rate` may be anything, such as a factor, and what drops out by it is a
+    module of its own."""
+    names = ("MultiHeadDotProductAttention", "MultiHeadAttention")
+    kinds = tuple(getattr(flax, name) for name in names if hasattr(flax, name))
+    return isinstance(module, kinds) and isinstance(module.dropout_rate, float)
 
 
 def is_float_leaf(x: Any) -> bool:

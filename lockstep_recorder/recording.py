@@ -24,8 +24,13 @@ GOLDEN = (5**0.5 - 1) / 2
 SPIKES = 8  # steps of the optimizer alone, of which the last but one has large gradients
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
 PIECE = 1 << 22  # elements of a tensor whose moments are taken at once
+LOOKED = (0, STEPS - 1)  # steps of the optimizer alone, and the last, whose state is compared
 VARIED = ("varied", "along", "toward")  # see `alone`
 BATCHES, FEW = 4, 1_000_000  # that are compared at least; elements up to which all drawn ones are
+SHARE, NOISE_OF_LOSS = "batches/share", "batches/noise"  # see `accumulate`, `noise_of_losses`
+# Of a batch's gradients beside the first's: what is smaller may be nothing but rounding.
+LARGEST_SHARE = 2.0**30
+SMALL_LOSS = 1e-3  # beside the largest of all batches
 REPEATS = {"float64": 1e-10, "float32": 1e-5}  # of a loss, relative: sums in another order
 
 
@@ -87,9 +92,10 @@ def record(
         spread = spread_of_gradients(side, weights, first, group(arrays, "grad"))
         arrays.update(prefixed("spread", spread))
     compared = batches if sum(x.size for x in weights.values()) <= FEW else batches[:BATCHES]
-    about["accumulated"], sums = accumulate(side, weights, compared)
+    about["accumulated"], sums = accumulate(side, weights, compared, given.get(SHARE))
     arrays.update(sums)
     del sums
+    arrays[NOISE_OF_LOSS] = noise_of_losses(side, weights, compared, about["accumulated"])
     _steps(side, weights, batches, about, arrays, curve, given)
     about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
               "scales": side.scales}  # fmt: skip
@@ -118,7 +124,7 @@ def mended_steps(
         _steps(side, weights, batches, about, arrays, curve, fed)
     finally:
         side.mends_clip = False
-    kinds = tuple(f"{kind}/" for kind in VARIED)
+    kinds = tuple(f"{kind}/" for kind in (*VARIED, "slot"))
     found = {n: x for n, x in arrays.items() if n.startswith(kinds) or "/weights/" in n}
     found |= {name: np.array(about[name]) for name in ("losses", "envelope")}
     return {"ended": about["ended"]}, found
@@ -135,13 +141,23 @@ def _clips(side: Any, weights: Arrays, arrays: Arrays) -> bool:
 
 
 def accumulate(
-    side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch]
-) -> tuple[list[float], Arrays]:
-    """Returns the losses of some batches; `sum/N`, their gradients; `carried/N`, the state left,
-    and `counted/N`, by what it has counted by batch; `moved/NAME`, variables that a loss changes;
-    `output/STEP/KEY`, what the model gives, see
-    `outputs_of`."""
+    side: Any, weights: Mapping[str, np.ndarray], batches: list[Batch],
+    shares: np.ndarray | None = None,
+) -> tuple[list[float], Arrays]:  # fmt: skip
+    """Takes several batches in a row, from the same weights.
+
+    Args:
+        shares: what the gradients of each batch are multiplied by, where another recording has
+            chosen it, see `share_of`.
+
+    Returns:
+        The losses; `sum/N`, the gradients, in these shares; `batches/share`; `carried/N`, the state
+        left, and `counted/N`, by what it has counted by batch; `moved/NAME`, variables that a loss
+        changes; `output/STEP/KEY`, what the model gives, see `outputs_of`.
+    """
     losses: list[float] = []
+    sizes: list[float] = []
+    taken: list[float] = []
     sums: Arrays = {}
     carried: Arrays = {}
     outputs: Arrays = {}
@@ -152,7 +168,10 @@ def accumulate(
         ran, seen = side.run({**weights, **carried}, spec, leaves)
         side.keeps = True  # of its state what is no float, such as a count
         losses.append(ran["loss"])
-        sums = {name: sums.get(name, 0.0) + g for name, g in group(seen, "grad").items()}
+        grads = group(seen, "grad")
+        sizes.append(float(np.sqrt(sum(np.square(g).sum() for g in grads.values()))))
+        taken.append(share_of(step, sizes) if shares is None else float(shares[step]))
+        sums = {name: sums.get(name, 0.0) + taken[-1] * g for name, g in grads.items()}
         carried = group(seen, "state")
         outputs |= prefixed(f"output/{step}", outputs_of(ran, seen))
         counts.append(side.counted())
@@ -164,7 +183,35 @@ def accumulate(
     found = {
         name: x for prefix, each in groups.items() for name, x in prefixed(prefix, each).items()
     }
-    return losses, found | outputs
+    return losses, found | outputs | {SHARE: np.array(taken)}
+
+
+def share_of(step: int, sizes: list[float]) -> float:
+    """Returns what the gradients of a batch are multiplied by in a sum.
+
+    Powers of two make them as large as those of the first batch, so that a batch with a large loss
+    hides no other. A factor between 1 and 2 is another for each batch, so that the sum of two
+    batches' gradients is another if these are exchanged.
+
+    Args:
+        sizes: norms of the gradients of the batches up to this one.
+    """
+    known = np.isfinite(sizes[-1]) and sizes[-1] > 0 and np.isfinite(sizes[0]) and sizes[0] > 0
+    scale = 2.0 ** round(np.log2(sizes[0]) - np.log2(sizes[-1])) if known else 1.0
+    return float(min(scale, LARGEST_SHARE) * (1 + round(64 * (step * GOLDEN % 1)) / 64))
+
+
+def noise_of_losses(
+    side: Any, weights: Arrays, batches: list[Batch], losses: list[float]
+) -> np.ndarray:
+    """Returns by batch how far its loss moves at most where weights move by an ulp: 0 of a loss
+    that is no small part of the largest, for that is more than rounding."""
+    small = np.abs(losses) < SMALL_LOSS * np.abs(losses).max(initial=0.0)
+    if not small.any():
+        return np.zeros(len(losses))
+    starts = (NudgedWeights(weights, seed, side.narrowest) for seed in range(NUDGES))
+    moved = [np.abs(np.subtract(accumulate(side, each, batches)[0], losses)) for each in starts]
+    return np.where(small, np.max(moved, 0), 0.0)
 
 
 def outputs_of(ran: dict[str, Any], seen: Arrays) -> Arrays:
@@ -266,11 +313,15 @@ def alone(
     Returns:
         By step, of what it moves a tensor by: `varied/N`, the 2-norm; `along/N` and `toward/N`, its
         inner products with the gradient that the factor multiplies and with the weights, which tell
-        its direction. At the end: `left/N`, the buffers, and `kept left/NAME`, see `kept_values`.
+        its direction. `slot/KEY/N`, what the optimizer keeps for a tensor, see
+        `side.optimizer_slots`, a row for each of some steps. `asked/N`, by step, 1 where a tensor
+        of a torch program wants a gradient, else 0. At the end: `left/N`, the buffers, and
+        `kept left/NAME`, see `kept_values`.
         And why it took fewer steps: what the program raises behind the end of a table of rates, or
         "".
     """
     take_step = side.begin_alone(weights, grads)
+    points, held = [step for step in LOOKED if step < steps - 1] + [steps - 1], list[Arrays]()
     moved: list[Any] = []
     ended = ""
     for step in range(steps):
@@ -281,10 +332,21 @@ def alone(
                 raise
             ended = str(error)
             break
+        if step in points:
+            held.append(side.optimizer_slots())
     rows = np.array(moved)
     left = prefixed("left", side.buffers()) | prefixed("kept left", side.kept_values(also))
+    left |= prefixed("slot", stack_slots(held))
+    left |= {f"asked/{name}": np.array(row, float) for name, row in side.asked.items()}
     return left | {f"{kind}/{name}": rows[:, at, column] for at, name in enumerate(grads) if moved
             for column, kind in enumerate(VARIED)}, ended  # fmt: skip
+
+
+def stack_slots(held: list[Arrays]) -> Arrays:
+    """Puts together what an optimizer keeps, a row for each look; zeros where it is not there."""
+    shapes = {name: x.shape for each in held for name, x in each.items()}
+    return {name: np.stack([each.get(name, np.zeros(shape)) for each in held])
+            for name, shape in shapes.items()}  # fmt: skip
 
 
 def factor_of(step: int) -> float:
@@ -314,11 +376,15 @@ def noise(side: Any, weights: Arrays, batches: list[Batch]) -> dict[str, float]:
     """By array, relative: how far the program parts from itself, its weights nudged by an ulp and
     its sums moved as far as another order of adding moves them."""
 
+    shares: np.ndarray | None = None
+
     def values(weights: Mapping[str, np.ndarray]) -> Arrays:
         if side.forward:
             about, seen = side.run(weights, *batches[0])
             return {**seen, "loss": np.array([about["loss"]])}
-        losses, sums = accumulate(side, weights, batches)
+        nonlocal shares
+        losses, sums = accumulate(side, weights, batches, shares)
+        shares = sums.pop(SHARE)
         of_losses = {"loss": np.array(losses[:1]), "losses": np.array(losses)}
         return side.run(weights, *batches[0])[1] | sums | of_losses
 

@@ -70,6 +70,7 @@ class ProgramSide:
         self.weights_format = ""  # the narrowest in which `build` makes weights
         self.written = Written()
         self.forward = False  # no gradient is asked for, and float64 nowhere
+        self.asked: dict[str, list[bool]] = {}  # by step of the optimizer alone: a tensor trains
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch
         self.drawn: list[tuple[Any, Arrays]] = []  # batches, by those who asked for them
@@ -138,6 +139,10 @@ class ProgramSide:
 
     def initial(self) -> Arrays:
         """Returns the tensors that `build` made, by name."""
+        raise NotImplementedError
+
+    def build(self, seed: int) -> Arrays:
+        """Returns the tensors that `build` makes of a seed, by name; the side keeps its own."""
         raise NotImplementedError
 
     def take(self, user: User, built: Any) -> None:
@@ -231,6 +236,13 @@ class ProgramSide:
 
     def buffers(self) -> Arrays:
         """Returns the state that an update may change: that of a torch program."""
+        return {}
+
+    def optimizer_slots(self) -> Arrays:
+        """Returns what the optimizer alone keeps after a step, `KEY/N` of a tensor and `KEY/` of
+        none: the norm of what has the tensor's shape, and its inner products with the gradient and
+        the weights, which do not depend on the layout; a number as it is, and of other shapes the
+        norm."""
         return {}
 
     def kept_values(self, also: Sequence[str] = ()) -> Arrays:

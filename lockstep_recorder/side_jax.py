@@ -130,6 +130,10 @@ class JaxSide(ProgramSide):
             return self._let_go(held)
         return held
 
+    def build(self, seed: int) -> Arrays:
+        made = model_of(self.user, self.user.call("build", seed))
+        return {n: self.held(x) for n, x in made.flat(made.params, made.state).items()}
+
     def _let_go(self, held: Arrays) -> Arrays:
         """Keeps the built model's tensors in a file alone, for those of a run are as large."""
         self.spilled = Spilled()
@@ -437,6 +441,7 @@ class JaxSide(ProgramSide):
         params, _ = self._trees(weights)
         order = [list(self.model.flat(params)).index(name) for name in grads]
         leaves_by: dict[float, list[Any]] = {}
+        self.measured = self.model.flat(self._given(grads)), self.model.flat(params)
 
         def take_step(step: int, factor: float) -> np.ndarray:
             if factor not in leaves_by:
@@ -447,6 +452,26 @@ class JaxSide(ProgramSide):
             return np.array([norms, along / factor, toward]).T[order]
 
         return take_step
+
+    def optimizer_slots(self) -> Arrays:
+        grads, params = self.measured
+        found = {}
+        for path, x in jax.tree_util.tree_leaves_with_path(self.optimizer_state):
+            place = self.model.path_name(path)
+            if not jnp.issubdtype(getattr(x, "dtype", object), jnp.number):
+                continue
+            ends = (name for name in grads if f".{place}".endswith(f".{name}")
+                    and x.shape == grads[name].shape and x.size > 1)  # fmt: skip
+            if name := max(ends, key=len, default=""):
+                y = jnp.asarray(x, params[name].dtype)
+                sides = conjugate(grads[name]), params[name]
+                row = [jnp.linalg.norm(y), *(inner(each, y) for each in sides)]
+                found[f"{place.removesuffix(name).rstrip('.')}/{name}"] = np.array(row, float)
+            else:
+                one = x.size == 1 and not jnp.iscomplexobj(x)
+                value = x.reshape(()) if one else jnp.linalg.norm(jnp.asarray(x, float))
+                found[f"{place}/"] = np.array([value], float)
+        return found
 
     def _given(self, grads: Arrays) -> Any:
         given = self.model.rebuild(self.model.params, grads, None if self.own else "float64")

@@ -62,6 +62,7 @@ class TorchSide(ProgramSide):
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
         self.kept: set[str] = set()  # variables that `update` changes, see `held`
         self.moved: set[str] = set()  # variables that `loss` changes
+        self.measured: list[Any] = []  # (name, tensor, gradient, weights) of the optimizer alone
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
     def take(self, user: User, built: Any) -> None:
@@ -106,7 +107,13 @@ class TorchSide(ProgramSide):
         )  # fmt: skip
 
     def initial(self) -> Arrays:
-        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return self._tensors(self.model)
+
+    def build(self, seed: int) -> Arrays:
+        return self._tensors(self.user.call("build", seed))
+
+    def _tensors(self, model: Any) -> Arrays:
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
         return {n: self.held(x) for n, x in named.items() if is_float(x)}
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -464,10 +471,13 @@ class TorchSide(ProgramSide):
         tensors = [named[name] for name in grads]
         before = [p.detach().clone() for p in tensors]
         given = [like(p, grads[name]) for name, p in zip(grads, tensors)]
+        self.asked = {name: [] for name in grads}
+        self.measured = [*zip(grads, tensors, given, before)]
 
         def take_step(step: int, factor: float) -> Sequence[Any]:
             for name, p, start, g in zip(grads, tensors, before, given):
                 p.data.copy_(start)
+                self.asked[name].append(p.requires_grad)
                 if self._gets(name, p, grads[name]):
                     p.grad = factor * g + self.pending.get(name, 0)
             self._step(step)
@@ -478,6 +488,16 @@ class TorchSide(ProgramSide):
                         for n, g, w, m in zip(norms, given, before, moved)]  # fmt: skip
 
         return take_step
+
+    def optimizer_slots(self) -> Arrays:
+        kind, state = type(self.optimizer), getattr(self.optimizer, "state", {})
+        found = {}
+        for name, p, g, w in self.measured:
+            for key, x in (state.get(p) or {}).items():
+                if isinstance(x, (int, float, torch.Tensor)) and not isinstance(x, bool):
+                    place = f"{kind.__module__}.{kind.__name__}.{key}/{name}"
+                    found[place] = _measured(torch.as_tensor(x), g, w)
+        return found
 
     def _step(self, step: int) -> None:
         """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
@@ -562,6 +582,15 @@ def like(x: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Values, of which a complex tensor's are pairs, in a tensor's format and shape."""
     given = tree.to_complex(values) if x.is_complex() else np.asarray(values)
     return torch.from_numpy(given).to(x).reshape(x.shape)
+
+
+def _measured(x: torch.Tensor, gradient: torch.Tensor, weights: torch.Tensor) -> np.ndarray:
+    """Measures a value that an optimizer keeps for a tensor; see `side.optimizer_slots`."""
+    x = widest(x.detach()) if is_float(x) else x.detach().double()
+    if x.shape == gradient.shape and is_float(gradient) and x.numel() > 1:
+        x = x.to(gradient.dtype)
+        return np.array([float(x.norm()), inner(gradient, x), inner(weights, x)])
+    return np.array([float(x) if x.numel() == 1 and not x.is_complex() else float(x.norm())])
 
 
 def inner(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -223,6 +223,11 @@ def here() -> str:
     return line_of(frames())
 
 
+# torch's own modules that drop out themselves, with a rate in `dropout`. In another module a number
+# of this name may be anything, such as a factor; what drops out by it calls a function.
+DROPPING = (torch.nn.MultiheadAttention, torch.nn.RNNBase)
+
+
 def without_dropout(model: torch.nn.Module) -> dict[str, float]:
     """Switches dropout off, while batch statistics are those of training; maps the names of the
     modules where it was on to its rates."""
@@ -230,6 +235,8 @@ def without_dropout(model: torch.nn.Module) -> dict[str, float]:
     for name, module in model.named_modules():
         of_its_own = isinstance(module, torch.nn.modules.dropout._DropoutNd)
         rate = "p" if of_its_own else "dropout"
+        if not (of_its_own or isinstance(module, DROPPING) or hasattr(module, "original_name")):
+            continue
         if "Dropout" in getattr(module, "original_name", ""):  # scripted: its rate is compiled
             if module.training:
                 dropped[name] = float(getattr(module, "p", 0.5))
@@ -243,23 +250,31 @@ def without_dropout(model: torch.nn.Module) -> dict[str, float]:
 
 @contextlib.contextmanager
 def without_functional_dropout(lines: dict[str, float] | None = None) -> Iterator[None]:
-    """Switches the function off.
+    """Switches the function off, and that of attention.
 
     Args:
         lines: gets those of the program that would drop out, with their rates.
     """
-    former = torch.nn.functional.dropout
+    functional: Any = torch.nn.functional
+    former, attention = functional.dropout, functional.scaled_dot_product_attention
 
     def pass_on(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if lines is not None and p and training:
             lines[here()] = float(p)
         return input
 
-    torch.nn.functional.dropout = pass_on
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        *args: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        pass_on(query, dropout_p)
+        return attention(query, key, value, attn_mask, 0.0, *args, **options)
+
+    functional.dropout, functional.scaled_dot_product_attention = pass_on, attend
     try:
         yield
     finally:
-        torch.nn.functional.dropout = former
+        functional.dropout, functional.scaled_dot_product_attention = former, attention
 
 
 def frames() -> Iterator[tuple[str, int]]:

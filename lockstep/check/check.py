@@ -45,8 +45,9 @@ class Result:
     undecided: list[str] = field(default_factory=list)  # ... and might have paired otherwise
     crossed: list[str] = field(default_factory=list)  # tensors that values pair against names
     turned: list[str] = field(default_factory=list)  # outputs with their axes in another order
-    exchanged: list[str] = field(default_factory=list)  # outputs at another place
+    paired_outputs: list[str] = field(default_factory=list)  # that values or sizes alone pair
     updates: int = 0  # of the optimizer, that were compared
+    batches: int = 1  # of which losses, gradients and outputs were compared
 
 
 def run(
@@ -109,8 +110,9 @@ def conclude(aligned: Alignment, ends: Ends, judged: Judgement) -> Result:
         undecided=undecided,
         crossed=notes.crossed(aligned.mapping),
         turned=ends.outputs.turned,
-        exchanged=ends.outputs.exchanged,
+        paired_outputs=ends.outputs.guessed,
         updates=notes.updates_seen(aligned.reference, stages),
+        batches=len(about["accumulated"]) or 1,
     )
 
 
@@ -136,6 +138,7 @@ def _uncompared(aligned: Alignment, ends: Ends, judged: Judgement) -> list[str]:
         *notes.untied(aligned.entries, [*ends.stages.values()]),
         *ends.outputs.lacks,
         *judged.uncompared,
+        *(name for stage in ends.stages.values() for name in stage.uncompared),
         *notes.kept_alone(reference, port),
         *compare_dropout(reference.about, port.facts, aligned.calls, trial.free.calls),
     ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.check import excuses, notes, rungs
 from lockstep.check.align import Alignment
+from lockstep.check.alone import compare_alone
 from lockstep.check.excuses import Excused
 from lockstep.check.initial import compare_initial_values
 from lockstep.check.layout import Entry
@@ -81,8 +82,9 @@ def measure(
         rung, later, alone = rungs.accumulation(port, reference, entries, bounds)
         for name in notes.unmatched_state(reference, trial, entries):
             rung.add("state", name, math.inf, 0.0)
-        climbed += [rungs.updates(port, reference, entries), rungs.alone(port, reference, entries),
-                    rung, rungs.curves(port, reference)]  # fmt: skip
+        climbed += [rungs.updates(port, reference, entries),
+                    compare_alone(port, reference, entries), rung,
+                    rungs.curves(port, reference)]  # fmt: skip
     stages = {rung.number: rung for rung in climbed}
     outputs = compare_outputs(reference, port, trial, later, bounds)
     stages["6"] = outputs.stage

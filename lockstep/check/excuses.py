@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lockstep.check import rungs
+from lockstep.check.alone import compare_alone
 from lockstep.check.causes.differ import CLIP_EPSILON
 from lockstep.check.causes.optimizer import CLIP
 from lockstep.check.following.tapes import Asked
@@ -169,7 +170,7 @@ def clip(
     if mended is None:
         return None, reference
     port.mends = frameworks[1] == "torch"
-    made = [rungs.updates(port, mended, entries), rungs.alone(port, mended, entries),
+    made = [rungs.updates(port, mended, entries), compare_alone(port, mended, entries),
             rungs.curves(port, mended)]  # fmt: skip
     before, after = ({(rung.number, spot.detail) for rung in each for spot in rung.spots}
                      for each in (plain, made))  # fmt: skip

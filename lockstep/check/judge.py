@@ -8,6 +8,7 @@ from lockstep.check import causes, rungs
 from lockstep.check.align import Alignment
 from lockstep.check.ends import Ends
 from lockstep.check.excuses import constants
+from lockstep.check.initial import compare_built
 from lockstep.check.layout import fitting_permutations
 from lockstep.check.pairing.entries import Mapping
 from lockstep.check.roots import backward
@@ -72,6 +73,10 @@ def judge(aligned: Alignment, ends: Ends, accept: list[str], *, initial: bool) -
     as_written, in_evaluation = compare_as_written(
         aligned.reference.about, aligned.port.facts, ends.stages["2"]
     )
+    uncompared = list[str]()
+    if initial:
+        uncompared += compare_built(ends.stages["0"], aligned.entries, aligned.port,
+                                    aligned.reference, aligned.again)  # fmt: skip
     roots, unnamed = _roots(aligned, ends, evidence, as_written, initial=initial)
     if not initial and ends.stages["0"].spots:
         roots = [root for root in roots if root.direction != "initial values"]
@@ -82,9 +87,9 @@ def judge(aligned: Alignment, ends: Ends, accept: list[str], *, initial: bool) -
     accepted = [root for root in roots if acceptance.is_accepted(root, known)]
     drawn = [root for root in roots if root.direction == "initial values" and not initial]
     roots = [root for root in roots if root not in (*accepted, *drawn)]
-    uncompared = list[str]()
     if accepted and not roots:
-        roots, uncompared = _judge_beside(accepted, ends.stages, evidence)
+        roots, lacks = _judge_beside(accepted, ends.stages, evidence)
+        uncompared += lacks
         causes.explain(roots, evidence)
     beside = [*constants(aligned.reference, aligned.port),
               *(root for each in ends.excused for root in each.beside), *in_evaluation]  # fmt: skip
@@ -149,6 +154,12 @@ def _judge_beside(
     elif mends:
         lacks.append("batches behind the first, for they follow from what is accepted")
     left = left_of_accepted(stages, accepted, evidence.calls, mended=bool(mends) and can)
+    states = {spot.where for root in accepted for spot in root.spots if spot.rule == "state"}
+    behind = (spot for stage in stages.values() if stage.number != "2" for spot in stage.spots)
+    followed = {spot.where for spot in behind if spot.rule == "state" and spot.where in states}
+    followed -= {spot.where for root in left for spot in root.spots}
+    lacks += [f"what later batches leave in {name}, for it follows from what is accepted"
+              for name in sorted(followed)]  # fmt: skip
     if stages["8"].spots and not any(s.rule == "curve" for root in left for s in root.spots):
         lacks.append("the loss curve, for it follows from what is accepted")
     return later + left, lacks

@@ -20,6 +20,7 @@ from lockstep_recorder.operations import fingerprint
 from lockstep_recorder.recording import outputs_of, prefixed, shipped
 from lockstep_recorder.wire import group
 
+PLACE = "place"  # the rule of a finding: another place in a tuple
 UNSEEN = "where no loss looks"
 ROOT = "act/(root)"
 SHOW = "write outputs(model, batch), which returns what the model gives"
@@ -34,14 +35,15 @@ class Outputs:
         lacks: the reference's outputs that were compared with nothing.
         unseen: an output differs where no loss looks, and nowhere else.
         turned: outputs whose axes the port has in another order.
-        exchanged: outputs that stand at another place in what the port gives.
+        guessed: outputs that one side names and the other numbers, or names otherwise: their values
+            or sizes pair them.
     """
 
     stage: Stage = field(default_factory=lambda: Stage(number="6", name="model outputs"))
     lacks: list[str] = field(default_factory=list)
     unseen: bool = False
     turned: list[str] = field(default_factory=list)
-    exchanged: list[str] = field(default_factory=list)
+    guessed: list[str] = field(default_factory=list)
 
 
 def compare_outputs(
@@ -49,10 +51,10 @@ def compare_outputs(
 ) -> Outputs:
     """Compares what both programs ship, see `recording.shipped`.
 
-    An output is the other's of its place, such as `logits` of a dict, in its size and in its order
-    of axes, but for channels first or last. What one side shows by no module is sought among all
-    values of the port, of the first batch; so is a model that ends elsewhere, if its own end is
-    among the reference's values.
+    An output is the other's of its place, such as `logits` of a dict or 0 of a tuple, in its size
+    and in its order of axes, but for channels first or last. What one side shows by no module is
+    sought among all values of the port, of the first batch; so is a model that ends elsewhere, if
+    its own end is among the reference's values.
 
     Args:
         later: `STEP/NAME` of the port's batches; none where the forward pass alone runs.
@@ -94,8 +96,12 @@ def compare_outputs(
         else:
             _add(made, name, 0, found, x, bound, arrives)
     _add_later(made, ours, theirs, partners, bound_of)
-    made.exchanged = [f"{_name(r)} with {_name(p)}" for r, p in partners.items() if r != p
-                      and r in ours[0] and p in theirs[0]]  # fmt: skip
+    for r, p in partners.items():
+        both = f"{_name(r)} with {_name(p)}"
+        if r != p and r in ours[0] and p in theirs[0] and is_number(r) and is_number(p):
+            made.stage.add(PLACE, both, np.inf, 0.0, p, detail="another place")
+        elif is_guess(r, p):
+            made.guessed.append(both)
     if not theirs[0] and not any(map(sought.is_in_reference, ours[0].values())):
         made.lacks.append(f"the model's output, for the reference shows no module: {SHOW}")
     return made
@@ -117,6 +123,21 @@ def _add_later(
             elif (x is None) != (y is None):
                 made.stage.add("result", f"{_name(r)} of batch {step}", np.inf, 0.0, p, x, y,
                                "one side alone gives it")  # fmt: skip
+
+
+def is_number(key: str) -> bool:
+    """Says if an output stands at a number alone, as in a tuple."""
+    return all(part.isdigit() for part in _path(key).split("."))
+
+
+def is_guess(r: str, p: str) -> bool:
+    """Says if two outputs have other places, of which one has a word. An output alone has none."""
+    places = _path(r), _path(p)
+    return places[0] != places[1] and "" not in places and not (is_number(r) and is_number(p))
+
+
+def _path(key: str) -> str:
+    return key.partition("given/")[2] or key.partition(":")[2]
 
 
 def turned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -46,6 +46,7 @@ def page(result: Result, command: str) -> str:
                 for e in result.mapping.entries))),
         "<h2>Sides</h2>", table(("", "reference", "port"), _sides(result)),
         *[f"<p class=dim>{escape(note)}</p>" for note in (*result.mapping.notes, *result.notes)],
+        *[f"<p class=dim>{escape(line)}</p>" for line in report.rest(result)],
     ]  # fmt: skip
     return html.document(f"lockstep check: {result.verdict}", parts, STYLE)
 

@@ -19,7 +19,7 @@ from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM
 from lockstep.model.params import Arrays
 from lockstep_recorder.main import write
-from lockstep_recorder.recording import VARIED, shipped
+from lockstep_recorder.recording import SHARE, VARIED, shipped
 
 REMEDY = "record it with `lockstep record PORT --like REFERENCE.trace -o PORT.trace`"
 
@@ -81,11 +81,12 @@ class RecordedPort(Port):
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         self.facts |= {"ended": self._steps.about.get("ended", "")}
+        slots = self._steps.group("slot").items()
         moved = {f"{kind}/{name}": x[:steps] for kind in VARIED
                  for name, x in self._steps.group(kind).items()}  # fmt: skip
         moved |= {n: x for n, x in self.recorded.arrays.items()
-                  if n.startswith(("left/", "kept left/"))}  # fmt: skip
-        return Trace({}, moved)
+                  if n.startswith(("left/", "kept left/", "asked/"))}  # fmt: skip
+        return Trace({}, moved | {f"slot/{name}": x for name, x in slots})
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
         return self.facts["accumulated"], self.recorded
@@ -114,7 +115,7 @@ def record_like(program: UserProgram, reference: Trace, out: Path) -> None:
     port = Port(program, reference)
     made = pair_tensors(reference, port, {}, Follower(reference, port)).mapping
     given = {f"weights/{n}": x for n, x in port.weights(reference.weights).items()}
-    given |= {n: x for n, x in reference.arrays.items() if n.startswith("batch/")}
+    given |= {n: x for n, x in reference.arrays.items() if n.startswith("batch/") or n == SHARE}
     for label, steps in labels_of(reference).items():
         for step in range(steps):
             here = f"fed/{label}/{step}/grad"

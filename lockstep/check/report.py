@@ -7,12 +7,14 @@ import numpy as np
 
 from lockstep.check import names
 from lockstep.check.check import Result
+from lockstep.check.outputs import PLACE
 from lockstep.check.pairing.entries import Mapping
 from lockstep.check.roots.locate import Root, list_some
 from lockstep.check.rungs import Stage
 from lockstep.errors import printable
 
 SCHEMA = 2
+SOME = 4  # of what is not compared, in the headline
 NEAR = "the fault is at these or near them: the two operations are not given the same values"
 
 
@@ -26,7 +28,13 @@ def text(result: Result) -> list[str]:
     if kept := result.mapping.notes:
         lines.append(f"note: {kept[0]}" + f" ({len(kept)} such pairs)" * (len(kept) > 1))
     lines += [f"note: {note}" for note in result.notes]
+    lines += rest(result)
     return [printable(line) for line in lines]
+
+
+def rest(result: Result) -> list[str]:
+    """Returns the lines of what was compared with nothing and has no place in the headline."""
+    return [f"not compared: {name}" for name in result.uncompared[SOME:]]
 
 
 def roots(result: Result) -> list[str]:
@@ -49,8 +57,7 @@ def headline(result: Result) -> str:
         lacking = [rung.number for rung in result.rungs if rung.lacks]
         missing = f"; not run: {', '.join(lacking)}" if lacking else ""
         equal = "EQUAL from the same weights" if drawn else "EQUAL"
-        updates = f", {result.updates} updates" if result.updates else ""
-        return f"{equal}: {sides}, {climbed} rungs{updates}{missing}{_limits(result)}"
+        return f"{equal}: {sides}, {climbed} rungs{missing}{_limits(result)}"
     if result.verdict == "incomplete":
         if not result.reference["repeats"]:
             return f"INCOMPLETE: {_random(result)}"
@@ -79,14 +86,25 @@ def _limits(result: Result) -> str:
     for word, names_of in (("weights in another order", result.shuffled),
                            ("paired against their names", result.crossed),
                            ("axes of outputs in another order", result.turned),
-                           ("outputs at another place", result.exchanged),
+                           ("outputs paired by values or sizes", result.paired_outputs),
                            ("paired by names alone", result.guessed)):  # fmt: skip
         if names_of:
             said.append(f"{word} ({len(names_of)}): {list_some(names_of)}")
-    if names_of := result.uncompared:
-        more = f" and {len(names_of) - 2} more" if len(names_of) > 2 else ""
-        said.append(f"not compared: {', '.join(names_of[:2])}{more}")
+    if names_of := _uncompared(result):
+        said.append(f"not compared: {', '.join(names_of)}")
     return "".join(f"; {each}" for each in said)
+
+
+def _uncompared(result: Result) -> list[str]:
+    """Lists what was compared with nothing, the first in full, and of an equal port where the
+    comparison ends."""
+    found = result.uncompared
+    told = found[:SOME] + [f"{len(found) - SOME} more (see below)"] * (len(found) > SOME)
+    if result.verdict != "equal":
+        return told
+    seen = f"{result.batches} batch" + "es" * (result.batches > 1)
+    seen += f" and {result.updates} updates" if result.updates else ""
+    return [*told, f"what comes after {seen}"]
 
 
 def _random(result: Result) -> str:
@@ -144,6 +162,8 @@ def figure(root: Root) -> str:
         return f"{tensors}, {constant} of them constant on one side, or another constant"
     if largest.rule == "end":
         return "one side ends earlier"
+    if largest.rule == PLACE:
+        return f"{len(root.spots)} outputs are equal, and stand at another place"
     if not math.isfinite(largest.figure):
         return f"not comparable: {_infinite(largest.ours, largest.theirs)}"
     if root.rung == "0":
@@ -197,7 +217,8 @@ def to_json(result: Result) -> dict[str, Any]:
                     for each in result.excused],
         "echoes": result.echoes, "uncompared": result.uncompared, "reordered": result.shuffled,
         "guessed": result.guessed, "undecided": result.undecided, "crossed": result.crossed,
-        "turned": result.turned, "exchanged": result.exchanged, "updates": result.updates,
+        "turned": result.turned, "paired_outputs": result.paired_outputs,
+        "updates": result.updates, "batches": result.batches,
         "rungs": [_rung_json(rung) for rung in result.rungs],
         "mapping": map_json(result),
         "notes": [*result.mapping.notes, *result.notes],

@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.check import names
 from lockstep.check.layout import Entry
 from lockstep.check.sides.modules import Calls, Pairing, call_of
-from lockstep.check.sides.port import Port, PortRun, difference, norm_of
+from lockstep.check.sides.port import Port, PortRun, difference
 from lockstep.check.sides.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.envelope import compare_curves
@@ -16,7 +16,7 @@ from lockstep.judge.tolerances import FLOOR, NOISE, NORM, epsilon
 from lockstep.judge.verdict import Finding, Outcome, Verdict, check_bound
 from lockstep.model.params import Arrays
 from lockstep_recorder.noise import STATISTICS
-from lockstep_recorder.recording import VARIED
+from lockstep_recorder.recording import NOISE_OF_LOSS
 
 SMALL = "below 1e-12 of the largest gradient"
 BATCHES_COUNTED = "num_batches_tracked"  # which nothing reads where a momentum is given
@@ -59,6 +59,7 @@ class Stage(Outcome):
     name: str
     lacks: str = ""  # why it was not run
     masked: list[str] = field(default_factory=list)  # calls that differ where no loss looks
+    uncompared: list[str] = field(default_factory=list)  # what it could compare with nothing
     kept: tuple[np.ndarray, ...] = ()  # the curves
     excused: list[Spot] = field(default_factory=list)  # what an excuse has mended, see `excuses`
 
@@ -268,100 +269,6 @@ def updates(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     return rung
 
 
-def alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
-    """Rung 4: many steps of the optimizer alone, for its schedule, as far as either side goes.
-
-    What each step moves a tensor by is compared, by its size and its direction; of tensors that are
-    fused or stacked on one side, what it moves them by together. A step that neither side survives,
-    such as behind a division by zero, is no difference; one before which one side alone ends is.
-    """
-    rung = Stage(number="4", name="update, alone")
-    theirs, fed = reference.group("varied"), reference.group("fed/1/0/grad")
-    rung.lacks = reference.about["lacks"].get("optimizer", "" if theirs else "no such run recorded")
-    rung.lacks = rung.lacks or port.begin(port.weights(reference.weights))
-    if rung.lacks:
-        return rung
-    steps = max(map(len, theirs.values()))
-    ended = bool(reference.about.get("ended"))  # then the port is asked for one step more
-    moved = port.alone(port.weights(reference.weights), fed, steps + ended)
-    taken = max(map(len, moved.group("varied").values()), default=0)
-    if not taken:
-        rung.lacks = "the port has no such run"
-        return rung
-    given = port.grads(fed)
-    bound = ALONE if precision_of(port, reference) == "float64" else UPDATE
-    found = []
-    for tensors, partners in whole_tensors(entries, reference.weights):
-        if theirs.keys().isdisjoint(tensors) and given.keys().isdisjoint(partners):
-            continue  # buffers
-        a, b = (_moved_together(side, names_of, min(taken, steps))
-                for side, names_of in ((moved, partners), (reference, tensors)))  # fmt: skip
-        size = norm_of({name: reference.weights[name] for name in tensors})
-        gradient = max(norm_of({name: side[name] for name in names_of if name in side})
-                       for side, names_of in ((fed, tensors), (given, partners)))  # fmt: skip
-        least = 16 * epsilon(precision_of(port, reference)) * size / bound
-        scales = (largest_finite(b[0]) + least) * np.array([1.0, gradient, size])
-        gaps = np.abs(a - b) / np.where(scales > 0, scales, 1.0)[:, None]
-        gaps[~np.isfinite(a) & ~np.isfinite(b)] = 0.0
-        gaps = gaps.max(0)
-        first = int(np.argmax(~(gaps <= bound) if not (gaps <= bound).all() else gaps))
-        found.append((first, tensors[0], partners[0], float(gaps.max()), a[0], b[0]))
-    for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
-        rule = OWN if port.own else "update"
-        rung.add(rule, f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
-    for name, mine, other, p in _left(moved, reference, entries, port):
-        where = f"{name}, after {steps} steps"
-        rung.add("state", where, gap_of(mine, other), bound, p, mine, other)
-    for name in _left_alone(moved, reference, entries, port):
-        rung.add("state", name, np.inf, 0.0)
-    if taken != steps:
-        side, why = (("port", port.facts.get("ended")) if taken < steps
-                     else ("reference", reference.about["ended"]))  # fmt: skip
-        rung.add("end", f"the {side} ends at update {min(taken, steps) + 1}", np.inf, 0.0,
-                 detail=str(why))  # fmt: skip
-    return rung
-
-
-def _left(
-    moved: Trace, reference: Trace, entries: list[Entry], port: Port
-) -> Iterator[tuple[str, np.ndarray | None, np.ndarray | None, str]]:
-    """Yields what many updates left in state that they change: buffers, and the arrays of variables
-    that both sides have."""
-    ours, theirs = moved.group("left"), reference.group("left")
-    before = port.weights(reference.weights)
-    changed = {*changed_state(theirs, reference.weights)}, {*changed_state(ours, before)}
-    buffers = [e for e in entries if e.reference.name in changed[0] or e.port.name in changed[1]]
-    for name, x, y, entry in by_piece(buffers, {**before, **ours}, {**reference.weights, **theirs}):
-        yield name, x, y, str(entry.port)
-    kept = moved.group("kept left"), reference.group("kept left")
-    for name, mine, other in variables(*kept, entries):
-        yield f"{name} that update keeps", mine, other, name
-
-
-def _left_alone(moved: Trace, reference: Trace, entries: list[Entry], port: Port) -> list[str]:
-    """Lists the state that one side's updates change and that has no partner."""
-    sides = (("reference", reference, reference.weights),
-             ("port", moved, port.weights(reference.weights)))  # fmt: skip
-    return [f"{side}'s {name}" for side, trace, before in sides
-            for name in changed_state(trace.group("left"), before)
-            if not any(getattr(entry, side).name == name for entry in entries)]  # fmt: skip
-
-
-def _moved_together(moved: Trace, tensors: list[str], steps: int) -> np.ndarray:
-    """(3, steps): the norm of what some tensors are moved by, and its inner products with their
-    gradients and weights; 0 for what never is, such as a buffer."""
-    kinds = [moved.group(kind) for kind in VARIED]
-    found = np.zeros((3, steps))
-    for name in tensors:
-        if name in kinds[0]:
-            found += [
-                np.square(kinds[0][name][:steps]),
-                *(kind[name][:steps] for kind in kinds[1:]),
-            ]
-    found[0] = np.sqrt(found[0])
-    return found
-
-
 def largest_finite(x: np.ndarray) -> float:
     """Returns the largest of the numbers that are finite and not negative; 0 where none is."""
     return float(x.max(initial=0.0, where=np.isfinite(x)))
@@ -421,7 +328,8 @@ def accumulation(
     """Rung 5: several batches in a row: their losses, gradients summed, and the state left; what
     the model gives is rung 6's.
 
-    A loss is relative to the largest of them: a mean of signed numbers may be nothing but rounding.
+    Each loss is judged by its own size, and by the noise of one that is nearly nothing but
+    rounding, such as a mean of signed numbers.
 
     Returns:
         Also `STEP/NAME`, the port's outputs; and the variables that the reference's loss moves and
@@ -430,11 +338,12 @@ def accumulation(
     rung = Stage(number="5", name="accumulation")
     losses, weights = reference.about["accumulated"], port.weights(reference.weights)
     ours, found = port.accumulate(weights, len(losses))
-    largest = max(map(abs, losses), default=0.0)
-    for step, (a, b) in enumerate(zip(ours, losses)):
+    bound = bounds.of("losses", "losses")
+    noises = reference.arrays.get(NOISE_OF_LOSS, np.zeros(len(losses)))
+    for step, (a, b, noise) in enumerate(zip(ours, losses, noises)):
         x, y = np.array([a]), np.array([b])
-        bound = bounds.of("losses", "losses")
-        figure = norm_gap(x, y) * abs(b) / largest if largest else norm_gap(x, y)
+        size = abs(b) + NOISE.bound * float(noise) / bound
+        figure = norm_gap(x, y) * abs(b) / size if b else norm_gap(x, y)
         rung.add("loss", f"{BATCH}{step}", figure, bound, "loss", x, y)
     _add_gradients(rung, found.group("sum"), "sum", reference, entries, bounds)
     for name, x, y, entry in states(entries, found.group("carried"), weights, reference, "carried"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.outputs import UNSEEN
+from lockstep.check.outputs import PLACE, UNSEEN
 from lockstep.check.roots.locate import Root, group_updates, list_some, root_of, root_of_free_run
 from lockstep.check.rungs import OWN, Spot, Stage, is_of_a_norm
 from lockstep.check.sides.modules import Calls
@@ -92,6 +92,11 @@ def _roots_of(number: str, left: list[Spot], calls: Calls) -> list[Root]:
         kept = list_some([spot.where for spot in states])
         return [*made, *([root_of(number, kept, "update", states)] if states else [])]
     if number == "6":
+        exchanged = [spot for spot in left if spot.rule == PLACE]
+        made += [_exchanged(exchanged)] if exchanged else []
+        left = [spot for spot in left if spot.rule != PLACE]
+        if not left:
+            return made
         unseen = next((spot.detail for spot in left if spot.detail.startswith(UNSEEN)), "")
         root = root_of("6", "outputs", "outputs", left)
         root.names = ["outputs", *root.names]
@@ -106,6 +111,15 @@ def _roots_of(number: str, left: list[Spot], calls: Calls) -> list[Root]:
     found.spots += states
     found.names = sorted({spot.where for spot in found.spots})
     return [*made, found]
+
+
+def _exchanged(spots: list[Spot]) -> Root:
+    """Makes the root of outputs that are equal at another place: a tuple's order is what those who
+    take it apart rely on, as on the keys of a dict."""
+    root = root_of("6", "outputs", "outputs", spots)
+    root.cause = "another place in a tuple: " + list_some([spot.where for spot in spots])
+    root.remedy = "give them in the reference's order, or --accept 'outputs=outputs'"
+    return root
 
 
 def _end(spot: Spot) -> Root:

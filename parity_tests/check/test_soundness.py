@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.check import causes, check
+from lockstep.check import causes, check, report
 from lockstep.check.roots import backward
 from lockstep.check.sides import trace
 from lockstep.check.sides.port import Port
@@ -47,6 +47,7 @@ def write_port(row: Row, folder: Path) -> Path:
 
 def require(result: check.Result, row: Row) -> None:
     assert result.verdict == row.verdict, [root.name for root in result.roots]
+    assert row.told in report.headline(result)
 
 
 @pytest.mark.parametrize("row", [each for kind, rows in KINDS.items()

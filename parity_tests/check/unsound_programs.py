@@ -32,6 +32,7 @@ class Row(NamedTuple):
         id: says what is wrong.
         changes: text of the reference -> text of the port.
         was: the verdict of 73d853f0.
+        told: what the headline says.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     verdict: str = "different"
     was: str = "different"
     port: str = ""  # what is changed; the reference where it is ""
+    told: str = ""
 
 
 EQUAL = "equal"
@@ -1273,6 +1275,200 @@ class Average""")), verdict=EQUAL, was=EQUAL),
 )  # fmt: skip
 
 
+# Found by a third look at what EQUAL leaves out ---------------------------------------------------
+# What it judged by the size of something else, took for a rate, or told in no headline.
+HUGE_BATCH = (
+    PLAIN.replace(
+        'return {"x"', 'return {"w": np.full(8, 1.0 if step != 2 else 1e14), "x"'
+    ).replace("return (model", 'return batch["w"].mean() * (model')
+    + SGD
+)
+# In batch 2 each row stands twice, with both signs: its loss is nothing but rounding.
+SIGNED = (
+    PLAIN.replace("(model(batch[\"x\"]) - batch[\"y\"]).square().mean()",
+                  "(batch[\"sign\"][:, None] * (model(batch[\"x\"]) - batch[\"y\"])).mean()")
+    .replace("    return {", "    sign, rows = np.ones(8), np.arange(8)\n    if step == 2:\n"
+             "        sign, rows = (-1.0) ** rows, rows // 2\n    return {\"sign\": sign, ")
+    .replace("normal(size=(8, 6))", "normal(size=(8, 6))[rows]")
+    .replace("normal(size=(8, 3))", "normal(size=(8, 3))[rows]")
+    + SGD
+)  # fmt: skip
+TUPLE = GIVING.replace("return y, y[:, 1:].abs(), y.argmax(-1)", "return y, y[:, 1:].abs()") + SGD
+NAMED_OUTPUTS = TUPLE.replace(
+    "return y, y[:, 1:].abs()", 'return {"mean": y, "spread": y[:, 1:].abs()}'
+).replace('y, *_ = model(batch["x"])', 'y = model(batch["x"])["mean"]')
+THAWING = (
+    PLAIN.replace("    def forward", "        self.b.requires_grad_(False)\n\n    def forward")
+    + SGD
+    + """
+
+def update(model, opt, step):
+    model.b.requires_grad_(step >= 8)
+    opt.step()
+"""
+)
+BATCHES_OF_A_NORM = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.c = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("running_mean", torch.zeros(8))
+        self.register_buffer("running_var", torch.ones(8))
+        self.at = 0
+
+    def forward(self, x):
+        h = self.a(x)
+        with torch.no_grad():
+            self.running_var.lerp_(h.var(0, unbiased=True), 0.1)
+        return self.c(torch.tanh(h))
+"""
+    + BATCH
+    + SGD
+)
+RATED_BY_NAME = (
+    START
+    + """
+class Drop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropout = 0.1
+
+    def forward(self, x):
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.drop, self.c = nn.Linear(6, 8), Drop(), nn.Linear(8, 3)
+        self.attend = nn.MultiheadAttention(8, 2, dropout=0.1)
+
+    def forward(self, x):
+        h = self.drop(torch.tanh(self.a(x)))
+        h = h + F.scaled_dot_product_attention(h, h, h, dropout_p=0.1) + self.attend(h, h, h)[0]
+        return self.c(h)
+"""
+    + BATCH
+    + SGD
+)
+TURNED_LINEAR = """class Turned(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(i, o)), nn.Parameter(torch.randn(o))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Model"""
+KEEPING = (
+    PLAIN
+    + SGD.replace("lr=0.05", "lr=0.05, momentum=0.9")
+    + """
+
+def update(model, opt, step):
+    for p in model.parameters():
+        kept = opt.state[p]
+        if step == 0 and p is model.a.bias:
+            kept["momentum_buffer"], kept["begun"] = torch.zeros_like(p), 1
+        kept["mean"] = 0.9 * kept.get("mean", p.detach()) + 0.1 * p.detach()
+        kept["seen"] = kept.get("seen", 0) + 1
+    opt.step()
+"""
+)
+BEGINNING = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.cell = nn.Embedding(7, 8, padding_idx=0), nn.LSTMCell(8, 8)
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.first = nn.Linear(8, 8)
+        self.at = nn.Parameter(torch.arange(16.0).reshape(2, 8))
+        self.signs = nn.Parameter(torch.randint(0, 2, (8,)) * 2.0 - 1)
+        nn.init.orthogonal_(self.a.weight)
+        self.cell.bias_ih.data[8:16] = 1
+        self.b.weight.data.copy_(self.first.weight.data)
+        self.c.bias.data.zero_()
+
+    def forward(self, tokens):
+        h, _ = self.cell(self.table(tokens) + self.at.sum(0) / 100)
+        return self.c(self.signs * torch.tanh(self.b(self.a(self.first(h)))))
+
+
+def loss(model, batch):
+    return (model(batch["tokens"]) - batch["y"]).square().mean()
+
+
+def batch(step):
+    draw = np.random.default_rng(step)
+    return {"tokens": draw.integers(0, 7, 8), "y": draw.normal(size=(8, 3))}
+"""
+)
+ORTHOGONAL = "        nn.init.orthogonal_(self.a.weight)\n"
+COPIED = "        self.b.weight.data.copy_(self.first.weight.data)\n"
+INITIALLY = {"initial": True, "again": True}
+THIRD: tuple[Row, ...] = (
+    Row("beside a batch of a large loss, rightly", HUGE_BATCH, verdict=EQUAL, was=EQUAL,
+        told="not compared: what comes after 4 batches and 16 updates"),
+    Row("a loss beside a batch of a large one", HUGE_BATCH,
+        (("return batch", "return (1 + (batch['x'][0, 0] < 0.2)) * batch"),), was=EQUAL),
+    Row("a gradient beside a batch of a large one", HUGE_BATCH,
+        (("torch.tanh(self.b(", "torch.tanh(self.b((lambda h: h if abs(x[0, 0] - 0.3456) > 0.01 "
+          "else h.detach())("), ("self.a(x))))", "self.a(x)))))")), was=EQUAL),
+    Row("losses that cancel in a batch, rightly", SIGNED, (("torch.tanh(self.a(x))", "torch.tanh("
+        "x @ self.a.weight.T + self.a.bias)"),), verdict=EQUAL, was=EQUAL),
+    Row("outputs in a tuple, rightly", TUPLE, verdict=EQUAL, was=EQUAL),
+    Row("outputs in another order", TUPLE,
+        (("return y, y[:, 1:].abs()", "return y[:, 1:].abs(), y"), ("y, *_ = model", "_, y = model")),
+        was=EQUAL),
+    Row("outputs in another order, accepted", TUPLE,
+        (("return y, y[:, 1:].abs()", "return y[:, 1:].abs(), y"), ("y, *_ = model", "_, y = model")),
+        {"accept": ["outputs=outputs"]}, verdict=EQUAL, was=EQUAL),
+    Row("outputs in a tuple, for a dict", NAMED_OUTPUTS, port=TUPLE, verdict=EQUAL, was=EQUAL,
+        told="outputs paired by values or sizes (2): output mean with output 0"),
+    Row("trained behind a number of steps, rightly", THAWING, verdict=EQUAL, was=EQUAL),
+    Row("never trained, for behind a number of steps", THAWING,
+        (("requires_grad_(step >= 8)", "requires_grad_(False)"),), was=EQUAL),
+    Row("trained behind another number of steps", THAWING,
+        (("requires_grad_(step >= 8)", "requires_grad_(step >= 9)"),), was=EQUAL),
+    Row("an accepted statistic", BATCHES_OF_A_NORM, (("unbiased=True", "unbiased=False"),),
+        {"accept": ["running_var=0.05"]}, verdict=EQUAL, was=EQUAL,
+        told="not compared: what later batches leave in running_var"),
+    Row("a rate of dropout, rightly", RATED_BY_NAME, verdict=EQUAL, was=EQUAL),
+    Row("a factor that is called dropout", RATED_BY_NAME,
+        (("return F.dropout(x, self.dropout, self.training)",
+          "return (1 - self.dropout) * F.dropout(x, self.dropout, self.training)"),), was=EQUAL),
+    Row("what an optimizer keeps, rightly", KEEPING, verdict=EQUAL, was=EQUAL),
+    Row("what an optimizer keeps, of turned kernels, rightly", KEEPING, (("nn.Linear(", "Turned("),
+        ("class Model", TURNED_LINEAR)), verdict=EQUAL, was=EQUAL),
+    *(Row(name, KEEPING, (change,), was=EQUAL) for name, change in (
+        ("an average in an optimizer's state", ("0.9 * kept", "0.99 * kept")),
+        ("an average that is later another", ("0.9 * kept", "(0.9 if step < 9 else 0.99) * kept")),
+        ("a count that begins elsewhere", ('get("seen", 0)', 'get("seen", 100)')),
+        ("a number in an optimizer's state", ('kept["begun"] = torch.zeros_like(p), 1',
+                                              'kept["begun"] = torch.zeros_like(p), 2')),
+    )),
+    Row("an average of another name", KEEPING, (('["mean"]', '["average"]'), ('"mean", p', '"average", p'),
+        ("0.9 * kept", "0.99 * kept")), verdict=EQUAL, was=EQUAL,
+        told="not compared: SGD.average, which the port's optimizer keeps, SGD.mean, which"),
+    Row("initial values, rightly", BEGINNING, options=INITIALLY, verdict=EQUAL, was=EQUAL,
+        told="not compared: the order of drawn initial values"),
+    *(Row(name, BEGINNING, (change,), INITIALLY, was=EQUAL) for name, change in (
+        ("a row of padding is drawn", (", padding_idx=0)", ")")),
+        ("a gate's bias is another's", ("data[8:16] = 1", "data[16:24] = 1")),
+        ("a table by columns", ("reshape(2, 8)", "reshape(8, 2).T")),
+        ("a kernel that is no longer orthogonal",
+         (ORTHOGONAL, "        nn.init.normal_(self.a.weight, std=8**-0.5)\n")),
+        ("a copy that is none", (COPIED, "")),
+        ("a copy that is turned", (COPIED, COPIED.replace(".data)", ".data.T)"))),
+    )),
+)  # fmt: skip
+
+
 # In the programs' own precision -------------------------------------------------------------------
 # Where it stood: `rungs.Bounds` took the noise of the noisier program, also where that is the port.
 IN_BETWEEN = "h.bfloat16().to(h.dtype)"
@@ -1386,5 +1582,5 @@ IN_JAX: tuple[Row, ...] = (
 KINDS = {
     "exchanged": NAMES, "turned": TURNED, "later": LATER, "float32": FLOATS, "accepted": BESIDE,
     "unseen": UNSEEN, "one side": ONE_SIDE, "state": STATE, "small": GRADIENTS,
-    "attack": ATTACKS, "beside": HELD_BESIDE,
+    "attack": ATTACKS, "beside": HELD_BESIDE, "left out": THIRD,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
 from lockstep_recorder.noise import NUDGES, NudgedWeights
-from lockstep_recorder.recording import moments, prefixed, shipped
+from lockstep_recorder.recording import SHARE, moments, prefixed, shipped
 from lockstep_recorder.wire import group
 
 GROUPS = ("in", "act", "dact")
@@ -117,6 +117,7 @@ class Port:
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
         """Returns the losses of the first batches, and the arrays of `recording.accumulate`."""
         arrays = prefixed("weights", weights) | self._batches(steps)
+        arrays[SHARE] = self.reference.arrays.get(SHARE, np.ones(steps))
         header, found = self.program.ask("accumulate", arrays, batch=self.batch, steps=steps)
         return header["losses"], Trace({}, found)
 

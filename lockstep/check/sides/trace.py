@@ -17,6 +17,7 @@ from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import Arrays
 from lockstep_recorder.main import SERIES
 from lockstep_recorder.noise import ULPS
+from lockstep_recorder.recording import NOISE_OF_LOSS, SHARE
 from lockstep_recorder.wire import group
 
 FORMAT = 3
@@ -235,6 +236,14 @@ def _missing(about: dict[str, Any], arrays: Arrays) -> str:
             if arrays[f"{prefix}/{name}"].shape != weights[name].shape:
                 return f"{prefix}/{name} has another shape than the weight"
     shapes = {name: x.shape for name, x in weights.items()}
+    batches = len(about["accumulated"])
+    if any(arrays[name].shape != (batches,) for name in (SHARE, NOISE_OF_LOSS) if name in arrays):
+        return "shares or noises of other batches"
+    slots = [x.shape for x in group(arrays, "slot").values()]
+    if any(len(shape) != 2 or shape[0] != slots[0][0] or shape[1] not in (1, 3) for shape in slots):
+        return "slots of an optimizer that are no rows of figures"
+    if any(x.ndim != 1 for x in group(arrays, "asked").values()):
+        return "asked is no row of steps"
     problem = tapes.problem_of(about["tape"], arrays, shapes)
     if problem:
         return problem
