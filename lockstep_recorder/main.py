@@ -24,6 +24,7 @@ SERIES = ("losses", "envelope", "accumulated")  # null in JSON where a number is
 
 # The questions by which it is settled in which precision a program runs.
 SETTLING = ("facts", "batches", "widen", "write", "record")
+WATCHED = ("accumulate", "alone", "update", "train")  # while these run, conditions are noted
 FORMATS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32")
 
 # Of a kind that its framework has not, a program runs on the CPU, beside another's that has it.
@@ -211,6 +212,9 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     if ask == "record":
         return recording.record(side, curve=header["steps"], given=arrays, spec=spec, mends=True)
     batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
+    if ask == "conditions":
+        return {"conditions": side.user.conditions.one_sided()}, {}
+    side.user.conditions.on = ask in WATCHED and not header.get("mends")
     if ask == "accumulate":
         losses, sums = recording.accumulate(side, weights, batches, arrays.get(recording.SHARE))
         return {"losses": losses}, sums

@@ -92,11 +92,14 @@ def record(
         spread = spread_of_gradients(side, weights, first, group(arrays, "grad"))
         arrays.update(prefixed("spread", spread))
     compared = batches if sum(x.size for x in weights.values()) <= FEW else batches[:BATCHES]
-    about["accumulated"], sums = accumulate(side, weights, compared, given.get(SHARE))
+    with side.user.conditions.noted():
+        about["accumulated"], sums = accumulate(side, weights, compared, given.get(SHARE))
     arrays.update(sums)
     del sums
     arrays[NOISE_OF_LOSS] = noise_of_losses(side, weights, compared, about["accumulated"])
-    _steps(side, weights, batches, about, arrays, curve, given)
+    with side.user.conditions.noted():
+        _steps(side, weights, batches, about, arrays, curve, given)
+    about["conditions"] = side.user.conditions.one_sided()
     about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
               "scales": side.scales}  # fmt: skip
     if mends and not about["lacks"] and _clips(side, weights, arrays):
@@ -271,7 +274,8 @@ def _steps(
     arrays.update(moved)
     about["losses"] = side.train(weights, batches[:curve])
     starts = [NudgedWeights(weights, k, side.narrowest) for k in range(NUDGES)]
-    nudged = [side.train(each, batches[:curve]) for each in starts]
+    with side.user.conditions.noted(False):  # of the program as it is, for so is a port's
+        nudged = [side.train(each, batches[:curve]) for each in starts]
     with np.errstate(invalid="ignore"):  # of a run that diverges
         about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 

@@ -24,10 +24,12 @@ from lockstep_recorder.torch_modes import (
     Narrowing,
     NothingNarrower,
     Nudged,
+    Watched,
     default_format,
     exact_functions,
     floats,
     is_float,
+    is_of_transform,
     is_rounded,
     nudged,
     replace_floats,
@@ -242,7 +244,9 @@ class TorchSide(ProgramSide):
         asks = torch.set_grad_enabled(not self.forward)
         moved = MovedSums() if self.moves_sums else nullcontext()
         exact = nullcontext() if self.own else exact_functions()
-        with wide, exact, without_functional_dropout(self.dropping), self._changed(), asks, moved:
+        watch = self._watch()
+        dropping = without_functional_dropout(self.dropping)
+        with wide, exact, dropping, self._changed(), asks, moved, watch:
             Force.in_loss = True
             try:
                 loss = self.user.call("loss", self.model, given)
@@ -252,6 +256,9 @@ class TorchSide(ProgramSide):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise Mistake(f"{self.user.name}: loss gives {describe(loss)}; return a scalar tensor")
         return loss.reshape(())
+
+    def _watch(self) -> contextlib.AbstractContextManager[Any]:
+        return Watched(self.user.conditions) if self.user.conditions.on else nullcontext()
 
     def _changed(self) -> contextlib.AbstractContextManager[None]:
         if not self.change:
@@ -502,7 +509,7 @@ class TorchSide(ProgramSide):
     def _step(self, step: int) -> None:
         """Gradients stay until `opt.step` is called: a user's `update` may accumulate them."""
         self.stepped = self.always_steps
-        with without_clip_epsilon() if self.mends_clip else nullcontext():
+        with without_clip_epsilon() if self.mends_clip else nullcontext(), self._watch():
             self._move(step)
         self.pending = {} if self.stepped else {
             name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
@@ -601,11 +608,6 @@ def inner(a: torch.Tensor, b: torch.Tensor) -> float:
 def is_differentiated(x: torch.Tensor) -> bool:
     """Says if a module makes a tensor for others to differentiate by, such as its coordinates."""
     return x.is_leaf and x.requires_grad and not isinstance(x, torch.nn.Parameter)
-
-
-def is_of_transform(x: torch.Tensor) -> bool:
-    """Says if a tensor is one of `torch.vmap` or `torch.func`, which has no values of its own."""
-    return bool(torch._C._functorch.maybe_get_level(x) != -1)
 
 
 def widest(x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import linecache
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_recorder import tree
+from lockstep_recorder.conditions import Conditions
 from lockstep_recorder.noise import is_of_float32, spread_of_sum
 from lockstep_recorder.operations import line_of
+from lockstep_recorder.user import is_users
 from lockstep_recorder.written import PRODUCTS, Written
 
 WIDE = (torch.float64, torch.complex128)
@@ -133,6 +137,99 @@ def default_format(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(former)
+
+
+# What is watched, by the names of functions and methods.
+CLAMPS = {"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_",
+          "hardtanh", "hardtanh_", "relu6"}  # fmt: skip
+COMPARES = {"lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "__lt__",
+            "__le__", "__gt__", "__ge__", "isfinite", "isnan", "isinf"}  # fmt: skip
+MASKS = {"where": 0, "masked_fill": 1, "masked_fill_": 1}  # at which place they have their mask
+# Of torch, between a program's line and a function that is watched.
+PASSING = tuple(os.path.join("torch", *name) for name in (
+    ("overrides.py",), ("_tensor.py",), ("nn", "functional.py"), ("nn", "modules", "module.py"),
+    ("utils", "_contextlib.py")))  # fmt: skip
+CONDITIONS = os.path.join("lockstep_recorder", "conditions.py")
+CLIPPING = os.path.join("torch", "nn", "utils", "clip_grad.py")
+ACTIVATIONS = os.path.join("torch", "nn", "modules", "activation.py")
+
+
+class Watched(TorchFunctionMode):
+    """Notes how a program's clamps, comparisons of floats and masks come out; not those that a
+    library makes, but for torch's clip of gradients and its activations."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        super().__init__()
+        self.conditions = conditions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, options = getattr(func, "__name__", ""), kwargs or {}
+        known = name in CLAMPS or name in COMPARES or name in MASKS
+        place, limits = watched_place() if known else ("", [])
+        if place and name in CLAMPS:
+            self._note_clamp(place, limits, name, args, options)
+        y = func(*args, **options)
+        if place and name in MASKS:
+            mask = args[MASKS[name]] if len(args) > MASKS[name] else options.get("mask")
+            self._note(place, mask, mask)
+        elif place and name in COMPARES and (is_float(args[0]) or args[0].numel() == 1):
+            self._note(place, y, args[0], *_numbers(args[1:]))
+        return y
+
+    def _note_clamp(
+        self, place: str, limits: list[float], name: str, args: Any, options: Any
+    ) -> None:
+        """Notes for each limit of a clamp if anything is beyond it."""
+        x, given = args[0], [*args[1:], None, None]
+        if name == "relu6":
+            least, most = 0.0, 6.0
+        elif name.startswith("hardtanh"):
+            least, most = options.get("min_val", -1.0), options.get("max_val", 1.0)
+            least, most = (least, most) if given[0] is None else given[:2]
+        elif name.startswith("clamp_max"):
+            least, most = None, options.get("max", given[0])
+        else:
+            least, most = options.get("min", given[0]), options.get("max", given[1])
+        for limit, word in ((least, "below"), (most, "above")):
+            if limit is not None:
+                beyond = x < limit if word == "below" else x > limit
+                at = place if limits else f"{place}  ({word} {limit})"
+                self._note(at, beyond, x, *(limits or _numbers([limit])))
+
+    def _note(self, place: str, mask: Any, x: torch.Tensor, *numbers: float) -> None:
+        if not isinstance(mask, torch.Tensor) or not mask.numel() or is_of_transform(mask):
+            return
+        with torch.no_grad():
+            found = mask.detach().bool()
+            outcomes = [True] * bool(found.any()) + [False] * (not bool(found.all()))
+            self.conditions.note(place, outcomes, float(x.detach().real.double().sum()), *numbers)
+
+
+def _numbers(given: Iterable[Any]) -> list[float]:
+    return [float(x) for x in given if type(x) in (int, float)]
+
+
+def watched_place() -> tuple[str, list[float]]:
+    """Returns the line of the user's program that calls what is watched, and the numbers that it
+    gives to torch's clip; "" where another function of a library calls it."""
+    frame, limits = sys._getframe(2), list[float]()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.endswith(CLIPPING):
+            known = (frame.f_locals.get(name) for name in ("max_norm", "clip_value"))
+            limits = limits or _numbers(known)
+        elif is_users(file):
+            text = linecache.getline(file, frame.f_lineno).strip()
+            return f"{os.path.basename(file)}:{frame.f_lineno}  {text}", limits
+        elif not file.endswith((ACTIVATIONS, CONDITIONS, *PASSING)):
+            return "", []
+        frame = frame.f_back  # type: ignore[assignment]
+    return "", []
+
+
+def is_of_transform(x: torch.Tensor) -> bool:
+    """Says if a tensor is one of `torch.vmap` or `torch.func`, which has no values of its own."""
+    return bool(torch._C._functorch.maybe_get_level(x) != -1)
 
 
 class Formats(TorchDispatchMode):

@@ -17,6 +17,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
+from lockstep_recorder.conditions import NAME, Conditions, watched
 from lockstep_recorder.wire import frame_lines
 
 MADE = {"build": "a torch module or a JAX model", "optimizer": "an optimizer"}
@@ -40,12 +41,19 @@ class Mistake(Exception):
         self.refuses = ""  # what was raised in float64: in its own precision it may run
 
 
+COMPILED = ("torch.compile", "jit.script", "numba")  # what takes a function's code apart
+
+
 class AsWritten(SourceFileLoader):
     """Compiled each time, as `python FILE` does: kept bytecode is taken for that of another
-    text of the same length, written in the same second."""
+    text of the same length, written in the same second. Its comparisons are watched."""
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        data = self.get_data(self.path)
+        text = importlib.util.decode_source(data)
+        if any(word in text for word in COMPILED):
+            return self.source_to_code(data, self.path)
+        return self.source_to_code(watched(text, self.path), self.path)  # type: ignore[arg-type]
 
 
 class User:
@@ -55,6 +63,7 @@ class User:
 
     def __init__(self, name: str) -> None:
         self.given, self.name = name, os.path.basename(name)
+        self.conditions = Conditions()
         former = {*sys.modules}
         self.module = self._load(name)
         self.homes.add(os.path.dirname(os.path.abspath(getattr(self.module, "__file__", name))))
@@ -106,6 +115,7 @@ class User:
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # dataclasses look their module up
+            vars(module)[NAME] = self.conditions.compare
             with _as_command(path), _watching_import(self.name):
                 spec.loader.exec_module(module)
             return module

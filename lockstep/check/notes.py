@@ -194,6 +194,26 @@ def kept_alone(reference: Trace, port: Port) -> list[str]:
     return [f"{name}, which update keeps" for name in names_of if name not in ours]
 
 
+def one_sided(reference: Trace, port: Port) -> list[str]:
+    """Lists the conditions of one program that always came out alike, such as a clip that no norm
+    reached, and that the other has not: none of the same numbers, or of the same text without any.
+    """
+    sides = reference.about.get("conditions", []), port.conditions()
+    keys = [{_condition_key(each) for each in side} for side in sides]
+    return [
+        f"the other outcome of {each['line']} in the {name}"
+        for name, side, other in zip(("reference", "port"), sides, keys[::-1])
+        for each in side
+        if _condition_key(each) not in other
+    ]
+
+
+def _condition_key(condition: dict[str, Any]) -> tuple[Any, ...]:
+    numbers = sorted(condition["numbers"])
+    text = "" if numbers else condition["line"].partition("  ")[2]
+    return *numbers, text
+
+
 def undetermined(aligned: Alignment) -> list[Entry]:
     """Lists the parameters that these batches do not determine, and that names alone have paired,
     not their own path: they get no gradient, or one that is nothing beside the others, and another

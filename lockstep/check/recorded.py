@@ -79,6 +79,9 @@ class RecordedPort(Port):
     def kept(self) -> Arrays:
         return self.recorded.group("kept")
 
+    def conditions(self) -> list[dict[str, Any]]:
+        return list(self.facts.get("conditions", []))
+
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         self.facts |= {"ended": self._steps.about.get("ended", "")}
         slots = self._steps.group("slot").items()

@@ -1378,6 +1378,26 @@ def update(model, opt, step):
     opt.step()
 """
 )
+GUARDED = (
+    PLAIN.replace(
+        "return self.c(h)", "return self.c(F.relu6(9 * h) + self.late.clamp(min=0.5))"
+    ).replace(
+        "    def forward", "        self.register_buffer('late', torch.ones(()))\n\n    def forward"
+    )
+    + SGD
+    + """
+
+def update(model, opt, step):
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+    if norm > 1e5:
+        return
+    if float(norm) > 2e5:
+        model.zero_grad()
+    if torch.isfinite(norm):
+        opt.step()
+    model.a.weight.data.clamp_(max=20.0)
+"""
+)
 BEGINNING = (
     START
     + """
@@ -1455,6 +1475,26 @@ THIRD: tuple[Row, ...] = (
     Row("an average of another name", KEEPING, (('["mean"]', '["average"]'), ('"mean", p', '"average", p'),
         ("0.9 * kept", "0.99 * kept")), verdict=EQUAL, was=EQUAL,
         told="not compared: SGD.average, which the port's optimizer keeps, SGD.mean, which"),
+    Row("conditions, rightly", GUARDED, verdict=EQUAL, was=EQUAL,
+        told="11 rungs; not compared: what comes after"),
+    *(Row(name, GUARDED, (change,), verdict=EQUAL, was=EQUAL, told=told) for name, change, told in (
+        ("a clip that no norm reaches", ("(), 1e6)", "(), 1e7)"),
+         "not compared: the other outcome of ref.py:41  norm = nn.utils.clip_grad_norm_(model."),
+        ("no clip, for one that no norm reaches",
+         ("nn.utils.clip_grad_norm_(model.parameters(), 1e6)",
+          "nn.utils.get_total_norm([p.grad for p in model.parameters()])"),
+         "not compared: the other outcome of ref.py:41  norm = nn.utils.clip_grad_norm_(model."),
+        ("a skip of large norms", ("if norm > 1e5", "if norm > 1e7"),
+         "the other outcome of port.py:42  if norm > 1e7: in the port"),
+        ("a condition on a number", ("if float(norm) > 2e5", "if float(norm) > 3e5"),
+         "the other outcome of port.py:44  if float(norm) > 3e5: in the port"),
+        ("no skip of what is not finite", ("if torch.isfinite(norm):", "if True:"),
+         "not compared: the other outcome of ref.py:46  if torch.isfinite(norm): in the reference"),
+        ("a bound of weights", ("max=20.0", "max=30.0"),
+         "the other outcome of port.py:48  model.a.weight.data.clamp_(max=30.0)  (above 30.0)"),
+    )),
+    Row("a bound that no value reaches", GUARDED.replace("9 * h", "5 * h"), (("F.relu6", "F.relu"),),
+        verdict=EQUAL, was=EQUAL, told="the other outcome of ref.py:24  return self.c(F.relu6(5 * h)"),
     Row("initial values, rightly", BEGINNING, options=INITIALLY, verdict=EQUAL, was=EQUAL,
         told="not compared: the order of drawn initial values"),
     *(Row(name, BEGINNING, (change,), INITIALLY, was=EQUAL) for name, change in (

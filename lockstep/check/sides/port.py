@@ -106,6 +106,10 @@ class Port:
         """Gets the arrays of the variables that its or the reference's `update` changes."""
         return self.program.ask("kept", names=self.reference.about.get("kept", []))[1]
 
+    def conditions(self) -> list[dict[str, Any]]:
+        """Gets the conditions that always came out alike; see `lockstep_recorder.conditions`."""
+        return list(self.program.ask("conditions")[0]["conditions"])
+
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         """Returns for each tensor what each of many steps moves it by, see `recording.alone`."""
         given = prefixed("weights", weights) | prefixed("grad", self.grads(grads))

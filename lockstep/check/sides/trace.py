@@ -145,11 +145,25 @@ def _problem(about: dict[str, Any]) -> str:
         return "mapping is no dict"
     if not all(type(path) is str for path in about["paths"].values()):
         return "paths holds more than paths"
+    if not _are_conditions(about.get("conditions", [])):
+        return "conditions holds more than lines and numbers"
     if not _is_written(about["written"]):
         return "written holds more than formats, lines and names"
     if len(about.get("losses", [])) != len(about.get("envelope", [])):
         return "losses and envelope differ in length"
     return ""
+
+
+def _are_conditions(told: Any) -> bool:
+    """Says if this is what `Conditions.one_sided` tells."""
+    return type(told) is list and all(
+        type(each) is dict
+        and type(each.get("line")) is str
+        and type(each.get("outcome")) is bool
+        and type(each.get("numbers")) is list
+        and all(type(x) is float for x in each["numbers"])
+        for each in told
+    )
 
 
 def _is_written(told: Any) -> bool:
