@@ -1,5 +1,5 @@
-"""Finds the numbers and arrays that a torch program holds beside its model's tensors, such as
-averaged weights and counts of steps: in global variables, and in attributes of its model and
+"""Finds the numbers and arrays that a program holds beside its model's tensors, such as averaged
+weights and counts of steps: in global variables, and in torch in attributes of its model and
 optimizer."""
 
 from __future__ import annotations
@@ -110,10 +110,24 @@ def digests(values: dict[str, Leaf]) -> dict[str, int]:
     """By variable: a hash of all that it holds."""
     found: dict[str, int] = {}
     for name, x in values.items():
-        array = to_numpy(x)
         root = name.partition("/")[0]
-        found[root] = hash((found.get(root), name, array.shape, array.tobytes()))
+        if hasattr(x, "_trace"):  # which JAX traces, and has no value
+            held: tuple[Any, ...] = (id(x),)
+        else:
+            array = to_numpy(x)
+            held = array.shape, array.tobytes()
+        found[root] = hash((found.get(root), name, *held))
     return found
+
+
+class NoModel:
+    """Stands for the model of a JAX program, whose arrays are its parameters and its state."""
+
+    @staticmethod
+    def _none(*_: Any) -> list[Any]:
+        return []
+
+    modules = named_modules = parameters = named_buffers = _none
 
 
 def is_array(value: Any) -> bool:

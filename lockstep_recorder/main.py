@@ -212,8 +212,9 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     if ask == "record":
         return recording.record(side, curve=header["steps"], given=arrays, spec=spec, mends=True)
     batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
-    if ask == "conditions":
-        return {"conditions": side.user.conditions.one_sided()}, {}
+    if ask == "limits":
+        told = {"conditions": side.user.conditions.one_sided(), "sets": sorted(side.sets)}
+        return told, {}
     side.user.conditions.on = ask in WATCHED and not header.get("mends")
     if ask == "accumulate":
         losses, sums = recording.accumulate(side, weights, batches, arrays.get(recording.SHARE))

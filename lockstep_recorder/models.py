@@ -37,6 +37,7 @@ class Model:
         self.user = user
         self.drops: dict[str, float] = {}  # the modules that would drop out, and their rates
         self.moved: dict[str, Any] = {}  # parameters that the last forward pass changed
+        self.sets: set[str] = set()  # what a forward pass sets that is no array of the model
         self.variables = _is_variables(built)
         whole = built if self.variables else {"params": built}
         # Such as an activation function or a count, which an Equinox module has for a leaf.
@@ -176,7 +177,7 @@ class NnxModel(Model):
         # A method of the module before flax 0.11.
         inside: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else type(built).iter_modules
         self.user, self.variables, self.drops = user, False, {}
-        self.moved = {}
+        self.moved, self.sets = {}, set()
         self.graph: Any
         self.named: dict[str, str] = {}
         for path, module in inside(built):
@@ -243,6 +244,8 @@ class NnxModel(Model):
         loss = self.user.call("loss", model, batch)
         parts: Any = nnx.split(model, nnx.Param, ...)
         self.moved = {n: x for n, x in self.flat(parts[1]).items() if x is not former[n]}
+        if parts[0] != self.graph:
+            self.sets.add("an attribute of the model")
         return (loss[0] if isinstance(loss, tuple) else loss), parts[2]
 
     def outputs(self, params: Any, state: Any, batch: Any) -> Any:

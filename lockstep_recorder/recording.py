@@ -99,7 +99,7 @@ def record(
     arrays[NOISE_OF_LOSS] = noise_of_losses(side, weights, compared, about["accumulated"])
     with side.user.conditions.noted():
         _steps(side, weights, batches, about, arrays, curve, given)
-    about["conditions"] = side.user.conditions.one_sided()
+    about |= {"conditions": side.user.conditions.one_sided(), "sets": sorted(side.sets)}
     about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
               "scales": side.scales}  # fmt: skip
     if mends and not about["lacks"] and _clips(side, weights, arrays):

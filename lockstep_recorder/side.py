@@ -70,6 +70,7 @@ class ProgramSide:
         self.weights_format = ""  # the narrowest in which `build` makes weights
         self.written = Written()
         self.forward = False  # no gradient is asked for, and float64 nowhere
+        self.sets: set[str] = set()  # variables beside the model that tracing the program sets
         self.asked: dict[str, list[bool]] = {}  # by step of the optimizer alone: a tensor trains
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch

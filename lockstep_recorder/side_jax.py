@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep_recorder import tree
+from lockstep_recorder.held import Held, NoModel, digests
+from lockstep_recorder.jax_conditions import note, watched
 from lockstep_recorder.jax_floats import (
     equations,
     formats,
@@ -36,6 +38,7 @@ from lockstep_recorder.written import Written
 
 # Of XLA; an older JAX takes none. At level 0 each loop may round an expression in another way: no
 # element is then the largest, and the gradient of that is NaN.
+CONDITION = "conditions"  # among what a run gives
 OWN_RULES = ("custom_vjp_call", "custom_vjp_call_jaxpr")  # of which a trace shows the value alone
 QUICK = ({"xla_backend_optimization_level": 1}
          if "compiler_options" in signature(jax.jit).parameters else {})  # fmt: skip
@@ -93,6 +96,7 @@ class JaxSide(ProgramSide):
     def take(self, user: User, built: Any) -> None:
         self.user, self.built = user, built
         self.model: Model = model_of(user, built)
+        self.variables = Held(user.module, NoModel())
         self.programs: dict[Any, Any] = {}
 
     def put(self, values: Arrays) -> None:
@@ -244,7 +248,10 @@ class JaxSide(ProgramSide):
         moved = nudged_constants() if self.nudges else contextlib.nullcontext()
         given = jax.tree.map(unwrap, batch, is_leaf=lambda x: isinstance(x, Static))
         sums = moved_sums() if self.moves_sums else contextlib.nullcontext()
-        with jax.disable_jit(), self.model.listening(tape), wide as self.cast, moved, sums:
+        looks = tape.conditions is not None
+        watch = watched(tape.conditions, tape.is_own) if looks else contextlib.nullcontext()
+        listen = self.model.listening(tape)
+        with jax.disable_jit(), listen, wide as self.cast, moved, sums, watch:
             loss, new = self.model.loss(params, state, given)
             tape.calls.arrays |= {f"state/{name}": x for name, x in self.model.moved.items()}
         if self.user.has("outputs"):
@@ -284,10 +291,14 @@ class JaxSide(ProgramSide):
         wide: Any = contextlib.nullcontext([])
         if self.wide and function == "loss":  # in the backward pass, too
             wide = widened(lowers=True)
+        before = digests(self.variables.values())
         try:
             with wide as cast:
                 made = program()
             self.cast = self.cast + cast
+            after = digests(self.variables.values())
+            self.sets |= {name for name, x in after.items() if x != before.get(name)}
+            self.sets |= self.model.sets
             return made
         except Mistake:
             raise
@@ -332,7 +343,9 @@ class JaxSide(ProgramSide):
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]
-        return program(params, slots, state, _filled(empty, forced), batch)
+        answer = program(params, slots, state, _filled(empty, forced), batch)
+        note(self.user.conditions, answer[0][1][0].pop(CONDITION))
+        return answer
 
     def forcing(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """Returns the slots of a `Tape`, and what it is given."""
@@ -360,8 +373,9 @@ class JaxSide(ProgramSide):
 
         def both(p: Any, slots: Any, s: Any, given: Any, b: Any) -> Any:
             recorder = Tape(slots, given)
+            recorder.conditions = {}
             loss, new = self._loss(recorder, p, s, b)
-            return loss, (recorder.calls.arrays, new)
+            return loss, (recorder.calls.arrays | {CONDITION: recorder.conditions}, new)
 
         if self.forward:
             slots, program = {}, self._jit(lambda *args: (both(*args), ({}, {})))
@@ -402,21 +416,29 @@ class JaxSide(ProgramSide):
         """A step from the leaves of parameters and gradients, for a nest of these takes long.
 
         Returns:
-            The leaves of the parameters, the state, and what each tensor is moved by, see
-            `recording.alone`.
+            The leaves of the parameters, the state, what each tensor is moved by, see
+            `recording.alone`, and what `jax_conditions` finds.
         """
         half = len(leaves) // 2
         params, grads = (jax.tree.unflatten(self.nest, x) for x in (leaves[:half], leaves[half:]))
-        after, state = self.step(params, grads, state)
+        found: dict[str, Any] = {}
+        levels = {level_of(x._trace) for x in leaves if hasattr(x, "_trace")}
+
+        def is_own(x: Any) -> bool:
+            return level_of(x._trace) in levels if hasattr(x, "_trace") else True
+
+        with jax.disable_jit(), watched(found, is_own):
+            after, state = self.step(params, grads, state)
         moved = self.model.flat(jax.tree.map(jnp.subtract, after, params))
         given, before = self.model.flat(grads), self.model.flat(params)
         sizes = [(jnp.linalg.norm(x), inner(conjugate(given[n]), x), inner(before[n], x))
                  for n, x in moved.items()]  # fmt: skip
-        return jax.tree.leaves(after), state, jnp.array(sizes)
+        return jax.tree.leaves(after), state, jnp.array(sizes), found
 
     def _apply(self, params: Any, grads: Any) -> Any:
         leaves = jax.tree.leaves((params, grads))
-        after, self.optimizer_state, _ = self.move(leaves, self.optimizer_state)
+        after, self.optimizer_state, _, found = self.move(leaves, self.optimizer_state)
+        note(self.user.conditions, found)
         return jax.tree.unflatten(self.nest, after)
 
     def _first_state(self, params: Any) -> Any:
@@ -447,7 +469,9 @@ class JaxSide(ProgramSide):
             if factor not in leaves_by:
                 given = self._given({name: factor * g for name, g in grads.items()})
                 leaves_by[factor] = jax.tree.leaves((params, given))
-            _, self.optimizer_state, sizes = self.move(leaves_by[factor], self.optimizer_state)
+            made = self.move(leaves_by[factor], self.optimizer_state)
+            _, self.optimizer_state, sizes, found = made
+            note(self.user.conditions, found)
             norms, along, toward = np.asarray(sizes).T
             return np.array([norms, along / factor, toward]).T[order]
 

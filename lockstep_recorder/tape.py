@@ -23,6 +23,7 @@ class Tape:
     def __init__(self, slots: Any = None, given: Any = None) -> None:
         self.calls = CallLog()
         self.slots, self.given = slots or {}, given or {}
+        self.conditions: Any = None  # gets what `jax_conditions` finds, where it is a dict
         self.traces: set[int] = set()  # of the values that may be returned: not those of a vmap
 
     def begin(self, module: str, kind: str, inputs: Any) -> Any:
@@ -96,6 +97,11 @@ class Tape:
             return replace(y, *given) if given else y
         act, dact = (self.given[f"{kind}/{name}"] for kind in ("act", "dact"))
         return force(y, self.slots[name], *act, *dact)
+
+    def is_own(self, x: Any) -> bool:
+        """Says if a value may be returned: it is none of an inner program's, such as a vmap's."""
+        trace = getattr(x, "_trace", None)
+        return trace is None or level_of(trace) in self.traces
 
     def _is_ours(self, x: Any) -> bool:
         trace = getattr(x, "_trace", None)

@@ -196,7 +196,7 @@ class Watched(TorchFunctionMode):
                 at = place if limits else f"{place}  ({word} {limit})"
                 self._note(at, beyond, x, *(limits or _numbers([limit])))
 
-    def _note(self, place: str, mask: Any, x: torch.Tensor, *numbers: float) -> None:
+    def _note(self, place: str, mask: Any, x: Any, *numbers: float) -> None:
         if not isinstance(mask, torch.Tensor) or not mask.numel() or is_of_transform(mask):
             return
         with torch.no_grad():

@@ -53,7 +53,7 @@ class AsWritten(SourceFileLoader):
         text = importlib.util.decode_source(data)
         if any(word in text for word in COMPILED):
             return self.source_to_code(data, self.path)
-        return self.source_to_code(watched(text, self.path), self.path)  # type: ignore[arg-type]
+        return self.source_to_code(watched(text, self.path), self.path)
 
 
 class User:

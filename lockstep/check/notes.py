@@ -194,17 +194,26 @@ def kept_alone(reference: Trace, port: Port) -> list[str]:
     return [f"{name}, which update keeps" for name in names_of if name not in ours]
 
 
-def one_sided(reference: Trace, port: Port) -> list[str]:
-    """Lists the conditions of one program that always came out alike, such as a clip that no norm
-    reached, and that the other has not: none of the same numbers, or of the same text without any.
+def unshown(reference: Trace, port: Port) -> list[str]:
+    """Lists what the runs of one program have not shown.
+
+    That are conditions that always came out alike, such as a clip that no norm reached, if the
+    other has none of the same numbers, or of the same text without any; and what a JAX program
+    sets beside its arrays, which happens only while it is traced.
     """
-    sides = reference.about.get("conditions", []), port.conditions()
-    keys = [{_condition_key(each) for each in side} for side in sides]
-    return [
+    sides = {"reference": reference.about, "port": port.limits()}
+    conditions = {name: about.get("conditions", []) for name, about in sides.items()}
+    keys = {name: {*map(_condition_key, each)} for name, each in conditions.items()}
+    found = [
         f"the other outcome of {each['line']} in the {name}"
-        for name, side, other in zip(("reference", "port"), sides, keys[::-1])
-        for each in side
-        if _condition_key(each) not in other
+        for name, other in (("reference", "port"), ("port", "reference"))
+        for each in conditions[name]
+        if _condition_key(each) not in keys[other]
+    ]
+    return found + [
+        f"{variable}, which the {name} sets while it is traced"
+        for name, about in sides.items()
+        for variable in about.get("sets", [])
     ]
 
 

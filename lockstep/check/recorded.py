@@ -79,8 +79,8 @@ class RecordedPort(Port):
     def kept(self) -> Arrays:
         return self.recorded.group("kept")
 
-    def conditions(self) -> list[dict[str, Any]]:
-        return list(self.facts.get("conditions", []))
+    def limits(self) -> dict[str, Any]:
+        return self.facts
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         self.facts |= {"ended": self._steps.about.get("ended", "")}

@@ -1615,6 +1615,18 @@ IN_JAX: tuple[Row, ...] = (
     Row("a slight floor of the rate behind a clip", OF_TORCH,
         (("rate = optax.linear_schedule(0.05, 0.0, 16)",
           "rate = lambda n: jnp.maximum(0.05 * (1 - n / 16), 0.0032)"),), was=EQUAL),
+    Row("a skip of what is not finite", OF_TORCH,
+        (("return optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(rate, momentum=0.9))",
+          "made = optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(rate, momentum=0.9))\n"
+          "    return optax.apply_if_finite(made, 3)"),), verdict=EQUAL, was=EQUAL,
+        told="the other outcome of optax  apply_if_finite in the port"),
+    Row("a variable beside the arrays", OF_TORCH,
+        (("def loss(params, batch):", "COUNT = 0\n\n\ndef loss(params, batch):\n    global COUNT\n"
+          "    COUNT += 1"),), verdict=EQUAL, was=EQUAL,
+        told="not compared: COUNT, which the port sets while it is traced"),
+    Row("a bound that no value reaches", OF_TORCH,
+        (("h = 30 * jnp.tanh(lin(params[\"inp\"], x))", "h = jnp.clip(30 * jnp.tanh(lin(params[\"inp\"], x)), -31, 31)"),),
+        verdict=EQUAL, was=EQUAL, told="not compared: the other outcome of port.py:"),
     Row("a momentum that is later another behind a clip", OF_TORCH,
         (("optax.sgd(rate, momentum=0.9)", "optax.inject_hyperparams(optax.sgd)(rate, "
           "lambda n: jnp.where(n < 5, 0.9, 0.901))"),), was=EQUAL),

@@ -106,9 +106,10 @@ class Port:
         """Gets the arrays of the variables that its or the reference's `update` changes."""
         return self.program.ask("kept", names=self.reference.about.get("kept", []))[1]
 
-    def conditions(self) -> list[dict[str, Any]]:
-        """Gets the conditions that always came out alike; see `lockstep_recorder.conditions`."""
-        return list(self.program.ask("conditions")[0]["conditions"])
+    def limits(self) -> dict[str, Any]:
+        """Gets what its runs have not shown: `conditions` that always came out alike, see
+        `lockstep_recorder.conditions`, and `sets`, variables that JAX sets while it traces."""
+        return self.program.ask("limits")[0]
 
     def alone(self, weights: Arrays, grads: Arrays, steps: int) -> Trace:
         """Returns for each tensor what each of many steps moves it by, see `recording.alone`."""

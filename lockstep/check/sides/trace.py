@@ -145,6 +145,9 @@ def _problem(about: dict[str, Any]) -> str:
         return "mapping is no dict"
     if not all(type(path) is str for path in about["paths"].values()):
         return "paths holds more than paths"
+    sets = about.get("sets", [])
+    if type(sets) is not list or not all(type(name) is str for name in sets):
+        return "sets holds more than names"
     if not _are_conditions(about.get("conditions", [])):
         return "conditions holds more than lines and numbers"
     if not _is_written(about["written"]):
