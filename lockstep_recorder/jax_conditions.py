@@ -85,7 +85,8 @@ def _place() -> str:
     where another function of a library does."""
     frame = sys._getframe(3)
     while frame is not None:
-        file, function = frame.f_code.co_filename, frame.f_code.co_qualname
+        code = frame.f_code
+        file, function = code.co_filename, getattr(code, "co_qualname", code.co_name)  # from 3.11
         inner = os.path.relpath(file, JAX).split(os.sep) if file.startswith(JAX) else []
         if is_users(file):
             text = linecache.getline(file, frame.f_lineno).strip()

@@ -70,7 +70,7 @@ def compare_alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
         where = f"{name}, after {steps} steps"
         rung.add("state", where, gap_of(mine, other), bound, p, mine, other)
     if bound == ALONE:
-        compare_slots(rung, moved, reference, entries)
+        compare_slots(rung, moved, reference, entries, steps)
     else:
         rung.uncompared.append("what the optimizer keeps, for it is in the program's own precision")
     _add_thawed(rung, moved, reference, entries, steps)

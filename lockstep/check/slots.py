@@ -13,17 +13,21 @@ from lockstep.check.rungs import ALONE, Stage, whole_tensors
 from lockstep.check.sides.port import norm_of
 from lockstep.check.sides.trace import Trace
 from lockstep.model.params import Arrays
+from lockstep_recorder.recording import LOOKED
 
 Slots = dict[str, np.ndarray]  # by key: a row for each look, see `recording.alone`
 
 
-def compare_slots(rung: Stage, moved: Trace, reference: Trace, entries: list[Entry]) -> None:
+def compare_slots(
+    rung: Stage, moved: Trace, reference: Trace, entries: list[Entry], steps: int
+) -> None:
     """Adds what both sides keep under one key and is not equal. What has another key is paired by
     its values, up to a factor; what then has no partner is compared with nothing.
 
     Args:
         rung: that of the optimizer alone.
         moved: what the port's optimizer did.
+        steps: how many both took.
     """
     theirs, ours = reference.group("slot"), moved.group("slot")
     grads, weights = reference.group("fed/1/0/grad"), reference.weights
@@ -38,7 +42,9 @@ def compare_slots(rung: Stage, moved: Trace, reference: Trace, entries: list[Ent
         for side, own, other in (("reference", *held), ("port", *held[::-1])):
             others = [x for key, x in other.items() if key not in own]
             for key, x in own.items():
-                if key not in other and not (_says_nothing(x) or _is_among(x, others, sizes)):
+                if key not in other and not (
+                    _says_nothing(x, steps) or _is_among(x, others, sizes)
+                ):
                     lacks[key] = side
     rung.uncompared += [f"{_name(key)}, which the {side}'s optimizer keeps"
                         for key, side in sorted(lacks.items())]  # fmt: skip
@@ -82,10 +88,11 @@ def _gap(ours: np.ndarray, theirs: np.ndarray, sizes: list[float]) -> float:
     return float(np.nan_to_num(gaps[shown], nan=np.inf).max(initial=0.0))
 
 
-def _says_nothing(x: np.ndarray) -> bool:
-    """Says if a value is zero at each look, or a number that counts the steps."""
-    counts = x.shape[1] == 1 and len(x) > 1 and x[0, 0] in (0, 1) and (np.diff(x[:, 0]) >= 1).all()
-    return bool(counts) or not x.any()
+def _says_nothing(x: np.ndarray, steps: int) -> bool:
+    """Says if a value is zero at each look, or a number that counts steps from 0 or 1."""
+    taken = np.array([*LOOKED, steps - 1][-len(x) :]) + 1
+    counts = x.shape[1] == 1 and x[0, 0] in (0, 1) and (x == np.round(x)).all()
+    return not x.any() or bool(counts and (x[:, 0] >= 0).all() and (x[:, 0] <= taken).all())
 
 
 def _is_among(x: np.ndarray, others: list[np.ndarray], sizes: list[float]) -> bool:
