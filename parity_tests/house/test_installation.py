@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from lockstep import extras
+from lockstep import extras, results
 from lockstep.errors import UserError
 from lockstep.exits import DONE, FAILED, MISTAKE
 from lockstep.process import ROOT
@@ -46,6 +46,54 @@ def test_the_base_requires_no_framework() -> None:
     assert closure(declared()).isdisjoint(FRAMEWORKS | {"jaxlib"})
     assert declared("train") >= FRAMEWORKS
     assert {"jax", "jaxlib", "numpy"} <= closure({"optax"})  # so one would be seen
+
+
+CUDA = ("cuda12", "cuda13")  # extras; each has a file of constraints
+ON_A_GPU = ROOT / "benchmarks" / "results" / "h100.jsonl"
+
+
+def read_pins(extra: str) -> dict[str, str]:
+    """Distribution -> the version that an extra's file of constraints pins."""
+    lines = (ROOT / f"constraints-{extra}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def find_refused(pins: dict[str, str], extra: str) -> list[str]:
+    """Lists the requirements of an extra, and of the base and `train`, that refuse a pin."""
+    project = PROJECT["project"]
+    options = project["optional-dependencies"]
+    lines = [*project["dependencies"], *options["train"], *options[extra]]
+    needs = map(Requirement, lines)
+    return [str(n) for n in needs if n.name in pins and not n.specifier.contains(pins[n.name])]
+
+
+@pytest.mark.parametrize("extra", CUDA)
+def test_constraints_fit_their_extra_alone(extra: str) -> None:
+    pins = read_pins(extra)
+    assert FRAMEWORKS | {"jaxlib", "numpy"} <= pins.keys()
+    assert find_refused(pins, extra) == []
+    (other,) = {*CUDA} - {extra}
+    assert [Requirement(line).name for line in find_refused(pins, other)] == ["torch"]
+    parts = ("jax", "jaxlib", f"jax-{extra}-plugin", f"jax-{extra}-pjrt")
+    assert len({pins[part] for part in parts}) == 1
+
+
+def test_constraints_for_cuda_13_are_what_ran_on_a_gpu() -> None:
+    pins = read_pins("cuda13")
+    for row in results.read(ON_A_GPU).values():
+        versions = row["about"]["versions"] | row["measured"]["versions"]
+        assert {name: pins[name] for name in versions} == versions
+
+
+def test_the_page_installs_by_the_constraints() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    found = set(re.findall(r"pip install -c constraints-(\w+)\.txt -e '\.\[(\w+)\]'", page))
+    assert found == {(extra, extra) for extra in CUDA}
+    pins = read_pins("cuda13")
+    for name, version in [("jax", "0.11.2"), ("torch", "2.11.0"), ("flax", "0.12.10")]:
+        assert pins[name] == version and f"{name} {version}" in page
+    assert pins["nvidia-cudnn-cu13"].startswith("9.19.") and "cuDNN 9.19" in page
+    assert f"torch {read_pins('cuda12')['torch']}" in page
 
 
 def test_what_is_missing_is_named_with_the_extra_that_brings_it(
