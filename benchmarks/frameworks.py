@@ -17,7 +17,7 @@ from lockstep.plan.recommend import Choice
 from lockstep.process import ROOT
 from lockstep.results import Row
 
-BY_HAND = "fused"  # published programs with kernels written by hand: llm.c, in C and CUDA
+BY_HAND = "fused"  # published programs with kernels written by hand, such as llm.c
 BESIDE = "h200-since.jsonl"  # XLA chose its kernels in these while other programs ran
 MODELS = {
     "gpt2": "GPT-2, 124 M", "gpt2-medium": "GPT-2 medium, 355 M", "gpt3-1.3b": "GPT-3's 1.3 B",
@@ -210,7 +210,7 @@ def _by_hand(model: str) -> list[str]:
         for source, point in runs.items()
         if place.model == model and place.card in CARDS and point.program == BY_HAND
     ]
-    return ["\n".join(["In C and CUDA, by hand:", "", *sorted(lines)])] if lines else []
+    return ["\n".join(["With kernels written by hand:", "", *sorted(lines)])] if lines else []
 
 
 def summary() -> str:
