@@ -230,13 +230,15 @@ class TorchSide(ProgramSide):
         }
 
     def _leaf(self, x: np.ndarray) -> torch.Tensor:
-        if x.dtype.kind in "fc":
-            own = next((p for p in self.model.parameters() if is_float(p)), None)
-            dtype = x.real.dtype if own is None else np.dtype(str(own.real.dtype).split(".")[1])
-            x = x.astype(np.result_type(dtype, np.complex64) if x.dtype.kind == "c" else dtype)
+        """Floats get the model's format, which numpy may not have."""
+        own = next((p.real.dtype for p in self.model.parameters() if is_float(p)), None)
+        if x.dtype.kind == "c":
+            wide = x.dtype == np.complex128 if own is None else own == torch.float64
+            x = x.astype(np.complex128 if wide else np.complex64)
         elif x.dtype.kind in "iu":
             x = x.astype(np.int64)
-        return torch.from_numpy(np.array(x)).to(self.device)
+        made = torch.from_numpy(np.array(x)).to(self.device)
+        return made.to(own) if own is not None and x.dtype.kind == "f" else made
 
     def _loss(self, spec: Any, batch: Arrays) -> torch.Tensor:
         given = tree.put_together(spec, batch, self._leaf)

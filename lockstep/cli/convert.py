@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.convert.convert import DTYPES, SUFFIXES, convert_file
-from lockstep.convert.map import read_map
-from lockstep.errors import UserError, require
-from lockstep.exits import DONE
+from lockstep.check.compare import Options
+from lockstep.cli.verify import verify
+from lockstep.convert.convert import DTYPES, SUFFIXES, convert_file, open_named
+from lockstep.convert.map import Map, read_map
+from lockstep.convert.script import script_text
+from lockstep.errors import UserError, printable, require
+from lockstep.exits import DONE, FAILED
+from lockstep.files import durable
 from lockstep.flags import add_command, add_optional, add_switch, add_text
+from lockstep.run import directory
 
 
 def add(commands: Any) -> None:
@@ -26,7 +31,7 @@ def add(commands: Any) -> None:
         "a checkpoint: safetensors, a folder or an index of its shards, torch's .pt or .bin, "
         ".npz, Flax's .msgpack, Equinox' .eqx, Orbax' folder"
     )
-    sub.add_argument("source", metavar="SOURCE", help=formats)
+    sub.add_argument("source", metavar="SOURCE", nargs="?", help=formats)
     add_optional(sub, "--map", "FILE", "what `lockstep check --save-map` wrote", required=True)
     add_optional(sub, "-o", "OUT", f"a new file ({', '.join(SUFFIXES)}), or a folder for shards")
     add_switch(sub, "--back", "from the port to the reference")
@@ -41,10 +46,28 @@ def add(commands: Any) -> None:
                  "has (default: none)")  # fmt: skip
     add_text(sub, "--max-shard-size", "SIZE", "write a folder of safetensors files of at most "
              "this size, such as 5GB (default: one file)")  # fmt: skip
+    sub.add_argument("--verify", nargs=2, metavar=("REF", "PORT"),
+                     help="run both programs forward on the two files, at their size and in their "
+                     "precision, and compare what they give; exit status 1 if it differs "
+                     "(default: not)")  # fmt: skip
+    for flag, whose in (("--reference-python", "the reference's"), ("--python", "the port's")):
+        add_optional(sub, flag, "FILE", f"{whose} interpreter for --verify (default: this one)",
+                     default=sys.executable)  # fmt: skip
+    add_optional(sub, "--script", "FILE", "write a converter that needs numpy and safetensors "
+                 "alone (default: not)")  # fmt: skip
 
 
 def _convert(given: argparse.Namespace) -> int:
     map_ = read_map(Path(given.map))
+    if given.script:
+        path = Path(given.script)
+        directory.require_writable_file(path, "--script")
+        with durable.writing(f"--script {path}"):
+            durable.replace(path, script_text(map_, path.name))
+        print(f"{path}: needs numpy and safetensors")
+        if not given.source:
+            return DONE
+    require(bool(given.source), "SOURCE", "''", "is missing; name a checkpoint")
     require(bool(given.o), "-o", "''", "is missing; name a new file")
     done = convert_file(
         Path(given.source), map_, Path(given.o), back=given.back, dtype=given.dtype,
@@ -59,7 +82,25 @@ def _convert(given: argparse.Namespace) -> int:
     sizes = "".join(f", {name}={size}" for name, size in done.sizes.items())
     dtypes = ", ".join(done.dtypes)
     print(f"{given.o}: {done.tensors} tensors, {done.size:,} bytes, {dtypes}{sizes}")
-    return DONE
+    return _verify(given, map_) if given.verify else DONE
+
+
+def _verify(given: argparse.Namespace, map_: Map) -> int:
+    """Runs both programs on the files; reads what was written once more."""
+    files = (given.o, given.source) if given.back else (given.source, given.o)
+    opened = [
+        open_named(Path(file), map_, back=bool(side), program=given.program or "")
+        for side, file in enumerate(files)
+    ]
+    options = Options(python=given.python, reference_python=given.reference_python, forward=True)
+    found = verify((given.verify[0], given.verify[1]), (opened[0], opened[1]), options, _say)
+    print("EQUAL" if found.equal else "DIFFERENT", "forward, on the converted weights")
+    print("\n".join(found.lines))
+    return DONE if found.equal else FAILED
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _sizes(given: list[str]) -> dict[str, int | list[int]]:

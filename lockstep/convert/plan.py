@@ -172,7 +172,7 @@ class TensorRule:
 
     reference: Mapping[str, str]
     port: Mapping[str, str]
-    equal: tuple[tuple[str, ...], ...] = ()
+    equal: Sequence[Sequence[str]] = ()
     some: bool = False
 
     def __str__(self) -> str:

@@ -1,0 +1,85 @@
+"""A file of 8 GB is converted in 1 GB of memory."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from lockstep.convert.containers import SafetensorsFile, TargetFile, TensorInfo
+from lockstep.convert.map import Map, map_text
+from lockstep.convert.plan import TensorRule
+from parity_tests.tiers import tier
+
+LAYERS, WIDTH, INNER, VOCABULARY, KEYS = 27, 4096, 11_008, 65_536, 1024
+MAP = Map((
+    TensorRule({"embed.weight": "v d"}, {"embed": "v d"}),
+    TensorRule({"head.weight": "v d"}, {"head": "d v"}),
+    TensorRule({"l.{layer}.qkv.weight": "q+k+v d"},
+               {"layers.q": "layer d q", "layers.k": "layer d k", "layers.v": "layer d v"}),
+    TensorRule({"l.{layer}.up.weight": "f d"}, {"layers.up": "layer d f"}),
+    TensorRule({"l.{layer}.down.weight": "d f"}, {"layers_{layer}.down": "f d"}),
+    TensorRule({"l.{layer}.gate.weight": "f d"}, {"layers_{layer}.gate": "f d"}),
+))  # fmt: skip
+LAYER = {
+    "qkv": (WIDTH + 2 * KEYS, WIDTH),
+    "up": (INNER, WIDTH),
+    "gate": (INNER, WIDTH),
+    "down": (WIDTH, INNER),
+}
+SHAPES = {f"{name}.weight": (VOCABULARY, WIDTH) for name in ("embed", "head")} | {
+    f"l.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in LAYER.items()
+}
+MEASURED = """
+import resource, sys
+from lockstep.cli.commands import main
+status = main(sys.argv[1:])
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+sys.exit(status)
+"""
+
+
+@tier("rest", guard="the same pieces, of small files")
+def test_8_gb_in_1_gb_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Time is printed beside that of a copy; a busy machine fails no test."""
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    source, out = tmp_path / "model.safetensors", tmp_path / "port.safetensors"
+    file = TargetFile(source, {name: TensorInfo(shape, bfloat16) for name, shape in SHAPES.items()})
+    block = np.random.default_rng(0).integers(0, 2**15, 1 << 24, np.uint16).view(bfloat16)
+    for at, (name, shape) in enumerate(SHAPES.items()):
+        rows = file.tensor(name)
+        n = len(block) // shape[1]
+        for row in range(0, shape[0], n):
+            part = rows[row : row + n]
+            part[...] = np.roll(block, 7 * at)[: part.size].reshape(part.shape)
+        file.release()
+    size = source.stat().st_size
+    assert size > 8e9
+    start = time.perf_counter()
+    shutil.copyfile(source, tmp_path / "copy")
+    copied = time.perf_counter() - start
+    (tmp_path / "copy").unlink()
+    (tmp_path / "map.json").write_text(map_text(MAP))
+    words = [source, "--map", tmp_path / "map.json", "-o", out, "--size", f"q={WIDTH}"]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, "convert", *map(str, words), "--size", f"k={KEYS}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    took = time.perf_counter() - start
+    assert done.returncode == 0, done.stderr
+    peak = int(done.stdout.rpartition("peak ")[2])
+    with capsys.disabled():
+        print(f"\n{size / 1e9:.1f} GB in {took:.0f} s, {size / took / 1e9:.2f} GB/s, peak memory "
+              f"{peak / 1e9:.2f} GB; a copy in {copied:.0f} s")  # fmt: skip
+    assert peak < 1e9
+    before, after = SafetensorsFile(source), SafetensorsFile(out)
+    for layer in (0, LAYERS - 1):
+        q = before.read(f"l.{layer}.qkv.weight")[:WIDTH]
+        assert np.array_equal(after.read("layers.q")[layer].view("u2"), q.T.view("u2"))
+        down = before.read(f"l.{layer}.down.weight")
+        assert np.array_equal(after.read(f"layers_{layer}.down").view("u2"), down.T.view("u2"))
