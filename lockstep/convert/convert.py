@@ -20,6 +20,7 @@ from lockstep.errors import UserError, require
 from lockstep.files.durable import sync, writing
 
 PIECE = 1 << 25  # bytes that are copied at once
+TILE = 1 << 16  # bytes of those whose axes change their order: both sides fit in a core's cache
 HELD = 1 << 28  # bytes that are copied until mapped memory is given back
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".msgpack", ".eqx", ".orbax")
@@ -178,7 +179,8 @@ def _other_name(plan: Plan, name: str) -> str:
 
 def _pieces(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Halves two views of one shape along their longest axis, until they are small."""
-    if max(x.nbytes, y.nbytes) <= PIECE or x.size < 2:
+    in_order = x.ndim < 2 or x.strides[-1] // x.itemsize == y.strides[-1] // y.itemsize
+    if max(x.nbytes, y.nbytes) <= (PIECE if in_order else min(TILE, PIECE)) or x.size < 2:
         yield x, y
         return
     axis = int(np.argmax(x.shape))
