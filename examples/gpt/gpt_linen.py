@@ -1,5 +1,6 @@
 """The same GPT in Flax Linen, its layers scanned and their kernels stacked: a port."""
 
+import os
 from typing import Any
 
 import jax
@@ -8,6 +9,8 @@ import optax
 from flax import linen as nn
 
 V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
+if os.environ.get("GPT2") == "full":
+    V, T, D, H, L = 50257, 1024, 768, 12, 12
 normal = nn.initializers.normal
 
 

@@ -1,5 +1,6 @@
 """The same GPT in Flax NNX, as one brings it to `lockstep check`: the port."""
 
+import os
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import optax
 from flax import nnx
 
 V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
+if os.environ.get("GPT2") == "full":
+    V, T, D, H, L = 50257, 1024, 768, 12, 12
 normal = nnx.initializers.normal
 
 

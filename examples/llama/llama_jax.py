@@ -1,5 +1,6 @@
 """The same Llama in plain JAX: a port, which shows its inside through `taps`."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import optax
 
 V, T, D, H, G, F, L = 53, 10, 24, 4, 2, 40, 2  # H heads in G groups, F the width of the mlp
+if os.environ.get("LLAMA") == "full":  # the layers of Llama 3
+    V, T, D, H, G, F, L = 300, 64, 96, 8, 2, 200, 32
 K = D // H  # head size
 Params = dict[str, Any]
 

@@ -135,7 +135,7 @@ def _written(flag: str, result: Result, given: argparse.Namespace) -> str:
         return page.page(result, f"lockstep check {given.reference} {given.port}")
     if flag == "--json":
         return json.dumps(report.to_json(result), indent=1)
-    made, lines = saved.make_map(result)
+    made, lines = saved.make_map(result, (given.reference, given.port))
     for line in lines:
         _say(f"{flag}: {line}")
     return map_text(made)

@@ -1,6 +1,7 @@
 """What `--save-map` writes: rules for `lockstep convert`, and the mapping that was proved."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from lockstep.check.check import Result
@@ -13,8 +14,11 @@ from lockstep.convert.map import Map
 COUNTERS = ("*num_batches_tracked", "*position_ids")
 
 
-def make_map(result: Result) -> tuple[Map, list[str]]:
+def make_map(result: Result, programs: tuple[str, str]) -> tuple[Map, list[str]]:
     """Makes the map of a check.
+
+    Args:
+        programs: the reference and the port, as the user named them.
 
     Returns:
         The map; what a user should know of it, in lines.
@@ -39,8 +43,8 @@ def make_map(result: Result) -> tuple[Map, list[str]]:
         undetermined=tuple(result.guessed),
         verdict=result.verdict,
         programs={
-            side: {"program": str(about.get("program", "")), "framework": about["framework"]}
-            for side, about in abouts.items()
+            side: {"program": Path(name).name, "framework": about["framework"]}
+            for (side, about), name in zip(abouts.items(), programs)
         },
         proved=map_json(result),
     )

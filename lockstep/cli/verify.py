@@ -22,7 +22,7 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardRun:
     """What a program gives on a file's weights.
 
     Attributes:
@@ -85,8 +85,8 @@ def verify(
 
 def _run(
     name: str, python: str, held: Checkpoint, options: Options, say: Callable[[str], None],
-    reference: Forward | None,
-) -> Forward:  # fmt: skip
+    reference: ForwardRun | None,
+) -> ForwardRun:  # fmt: skip
     """Runs one program, in a process that has ended when this returns."""
     say(f"running {name}")
     with closing(options.program(name, python, say)) as program:
@@ -116,7 +116,7 @@ def _run(
     noise = {n: found[key] for n, key in {**slots, LOSS: LOSS}.items() if key in found}
     whole = [x for x in batches.values() if x.dtype.kind in "iu" and x.ndim > 1]
     longest = max((max(x.shape[1:]) for x in whole), default=0)
-    return Forward(values, noise, batch, batches, longest)
+    return ForwardRun(values, noise, batch, batches, longest)
 
 
 def _weights(

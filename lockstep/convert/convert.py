@@ -156,7 +156,7 @@ def _fill(
         place = target.tensor(name)
         for copies, act in ((plan.copies[name], _copy), (plan.same[name], _require_same)):
             for copy in copies:
-                pieces = _pieces(*copy.views(read(copy.source), place))
+                pieces = _pieces(*copy.views(read(copy.source), place), PIECE)
                 for x, y in pieces:
                     act(x, y, f"{copy.source} -> {name}")
                     held += x.nbytes + y.nbytes
@@ -166,7 +166,7 @@ def _fill(
                         target.release()
     for other, name in plan.renamed.items():
         if name in source.infos:
-            for x, y in _pieces(source.read(other), source.read(name)):
+            for x, y in _pieces(source.read(other), source.read(name), PIECE):
                 _require_same(x, y, f"{other}, {name}")
     source.release()
     target.release()
@@ -177,28 +177,52 @@ def _other_name(plan: Plan, name: str) -> str:
     return next(other for other, tied in plan.renamed.items() if tied == name)
 
 
-def _pieces(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Halves two views of one shape along their longest axis, until they are small."""
-    in_order = x.ndim < 2 or x.strides[-1] // x.itemsize == y.strides[-1] // y.itemsize
-    if max(x.nbytes, y.nbytes) <= (PIECE if in_order else min(TILE, PIECE)) or x.size < 2:
+def _pieces(x: np.ndarray, y: np.ndarray, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Halves two views of one shape along the axis that is slowest in the second, until they are
+    small."""
+    if max(x.nbytes, y.nbytes) <= most or x.size < 2:
         yield x, y
         return
-    axis = int(np.argmax(x.shape))
+    axis = max((a for a, n in enumerate(y.shape) if n > 1), key=lambda a: abs(y.strides[a]))
+    yield from _halves(x, y, axis, most, _pieces)
+
+
+def _tiles(x: np.ndarray, y: np.ndarray, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Halves two views of one shape along their longest axis, until they are small."""
+    if max(x.nbytes, y.nbytes) <= most or x.size < 2:
+        yield x, y
+    else:
+        yield from _halves(x, y, max(range(x.ndim), key=x.shape.__getitem__), most, _tiles)
+
+
+def _halves(x: np.ndarray, y: np.ndarray, axis: int, most: int, go_on: Any) -> Iterator[Any]:
     half = x.shape[axis] // 2
     for part in (slice(None, half), slice(half, None)):
         place = (*[slice(None)] * axis, part)
-        yield from _pieces(x[place], y[place])
+        yield from go_on(x[place], y[place], most)
 
 
 def _copy(x: np.ndarray, y: np.ndarray, where: str) -> None:
     if x.dtype == y.dtype:
-        y[...] = x
+        _place(x, y)
         return
     with np.errstate(over="ignore"):
-        y[...] = x.astype(y.dtype)
+        _place(x.astype(y.dtype), y)
     if not np.array_equal(np.isfinite(y), np.isfinite(x)):
         largest = np.nanmax(np.abs(x.astype(np.float64)))
         raise UserError(f"{where}: has {largest:.3g}, too large for {y.dtype.name}; give --dtype")
+
+
+def _place(x: np.ndarray, y: np.ndarray) -> None:
+    """Copies a piece. One whose axes change their order is first turned in memory, tile by tile: a
+    disk is written in order several times as fast."""
+    if x.ndim < 2 or x.strides[-1] == y.strides[-1]:
+        y[...] = x
+        return
+    turned = np.empty(y.shape, y.dtype)
+    for a, b in _tiles(x, turned, TILE):
+        b[...] = a
+    y[...] = turned
 
 
 def _require_same(x: np.ndarray, y: np.ndarray, where: str) -> None:

@@ -187,7 +187,11 @@ def _add_rule(writers: "list[_Writer]", derived: Derived) -> None:
         {pattern: axes_text(_rename(axes, names)) for pattern, axes in side.items()}
         for side in first.axes
     ]
-    equal = [tuple(names.get(n, n) for n in group) for group in first.equal if {*group} <= alike]
+    equal = [
+        tuple(names.get(n, n) for n in group)
+        for group in first.equal
+        if all(len({writer.sizes[n] for n in group}) == 1 for writer in writers)
+    ]
     rule = TensorRule(sides[REFERENCE], sides[PORT], tuple(equal))
     rule.validate()
     derived.rules.append(rule)
@@ -275,7 +279,7 @@ class _Writer:
         dims = [dim for side in self.axes for axes in side.values() for dim in axes.dims]
         self.shared = {name for dim in dims if not isinstance(dim, Size) for name in _names(dim)}
         self.shared &= {*self.sizes}
-        self.equal = self._find_equal([each for dim in dims for each in _sums(dim)])
+        self.equal = self._find_equal()
 
     def texts(self) -> tuple[tuple[tuple[str, str], ...], ...]:
         return tuple(tuple((p, axes_text(a)) for p, a in side.items()) for side in self.axes)
@@ -479,15 +483,19 @@ class _Writer:
             raise Unfit("its parts cannot be told apart")
         return next(iter(needed), "")
 
-    def _find_equal(self, sums: Iterable[Sum]) -> list[tuple[str, ...]]:
-        """Lists the sizes of parts that have equal numbers."""
+    def _find_equal(self) -> list[tuple[str, ...]]:
+        """Lists the sizes of parts that have equal numbers, and the tensor's other axes of this
+        number: parts of unlike sizes are then refused."""
         found = []
-        for each in sums:
-            numbers: dict[int, list[str]] = {}
-            for part in each.parts:
-                if isinstance(part, Size):
-                    numbers.setdefault(self.sizes[part.name], []).append(part.name)
-            found += [tuple(group) for group in numbers.values() if len(group) > 1]
+        for axes in (axes for side in self.axes for axes in side.values()):
+            whole = [dim.name for dim in axes.dims if isinstance(dim, Size)]
+            for each in (each for dim in axes.dims for each in _sums(dim)):
+                numbers: dict[int, list[str]] = {}
+                for part in each.parts:
+                    if isinstance(part, Size):
+                        numbers.setdefault(self.sizes[part.name], []).append(part.name)
+                found += [(*group, *(n for n in whole if self.sizes.get(n) == number))
+                          for number, group in numbers.items() if len(group) > 1]  # fmt: skip
         return [*{frozenset(group): group for group in reversed(found)}.values()]
 
 

@@ -388,7 +388,11 @@ def _match(
         key = number, tuple(sorted(fixed.items()))
         instance = instances.setdefault(key, _Instance(rule, fixed, {}, {}))
         instance.names.setdefault(pattern, {})[place] = name
-    _require_complete(rules, owners, counts, here, exact)
+    other = next((name for name in source if name not in owners), "")
+    try:
+        _require_complete(rules, owners, counts, here, exact)
+    except Unfit as error:
+        raise Unfit(f"{error}; it has {other}, which the map has not" if other else error) from None
     for instance in instances.values():
         _require_whole(instance, counts, here)
     ordered = sorted(instances, key=lambda key: (key[0], key[1]))
@@ -481,6 +485,11 @@ def _solve_sizes(
                 except Unfit as error:
                     told = [
                         f"{n} is of {first[n]}" for n in known if n in names_of(axes) & {*first}
+                    ]
+                    told += [
+                        f"{' = '.join(group)} was proved for equal numbers alone"
+                        for group in instance.rule.equal
+                        if {*group} & names_of(axes)
                     ]
                     raise Unfit("; ".join([f"{where}: {error}", *told])) from None
                 if name in shared:

@@ -292,8 +292,8 @@ def test_an_example_in_jax_is_paired_whole_without_taps(port: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "old, new, lines",
     [
-        ("approximate=True", "approximate=False", ("gpt_torch.py:34 ", "gpt_nnx.py:39 ")),
-        ("epsilon=1e-5", "epsilon=1e-6", ("gpt_torch.py:46 ", "gpt_nnx.py:50 ")),
+        ("approximate=True", "approximate=False", ("gpt_torch.py:34 ", "gpt_nnx.py:42 ")),
+        ("epsilon=1e-5", "epsilon=1e-6", ("gpt_torch.py:46 ", "gpt_nnx.py:53 ")),
     ],
 )
 def test_a_difference_of_a_port_in_jax_is_named_by_the_two_lines(

@@ -13,6 +13,7 @@ import pytest
 from lockstep.convert.containers import SafetensorsFile, TargetFile, TensorInfo
 from lockstep.convert.map import Map, map_text
 from lockstep.convert.plan import TensorRule
+from lockstep.files.durable import sync
 from parity_tests.tiers import tier
 
 LAYERS, WIDTH, INNER, VOCABULARY, KEYS = 27, 4096, 11_008, 65_536, 1024
@@ -57,10 +58,12 @@ def test_8_gb_in_1_gb_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[st
             part = rows[row : row + n]
             part[...] = np.roll(block, 7 * at)[: part.size].reshape(part.shape)
         file.release()
+    sync(source)
     size = source.stat().st_size
     assert size > 8e9
     start = time.perf_counter()
     shutil.copyfile(source, tmp_path / "copy")
+    sync(tmp_path / "copy")
     copied = time.perf_counter() - start
     (tmp_path / "copy").unlink()
     (tmp_path / "map.json").write_text(map_text(MAP))

@@ -165,6 +165,17 @@ def test_sizes_proved_for_equal_numbers_hold_for_no_others() -> None:
     assert proof.map().warnings == ["q = k = v was proved for equal numbers alone"]
 
 
+def test_a_fused_projection_of_fewer_keys_is_no_three_equal_parts() -> None:
+    """It was proved with query, key and value as wide as the model; 16 is no 8 + 4 + 4 then."""
+    parts = [pair("c.weight", n, [1, 0], [[0, 6 * at, 6 * at + 6, False]])
+             for at, n in enumerate("qkv")]  # fmt: skip
+    derived = derive_rules(parts, ({"c.weight": (18, 6)}, {n: (6, 6) for n in "qkv"}))
+    assert derived.rules[0].equal == (("q", "k", "v", "a"),)
+    assert make_plan(derived.rules, {"c.weight": (24, 8)}).shapes == {n: (8, 8) for n in "qkv"}
+    with pytest.raises(Unfit, match="q = k = v = a was proved for equal numbers alone"):
+        make_plan(derived.rules, {"c.weight": (18, 9)})
+
+
 def test_two_sizes_of_one_number_are_told() -> None:
     """Heads of two channels, and two groups of keys: which is which is not proved."""
     fused = [pair("c", n, [0], [[0, start, stop, False]])

@@ -1,0 +1,108 @@
+"""Models of transformers at their true number of layers, by maps that small ones proved.
+
+Each is converted to a port in examples/ and back, and both programs give the same.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lockstep.convert.containers import open_checkpoint
+from lockstep.process import ROOT
+from parity_tests.tiers import tier
+
+# Makes a checkpoint of a program's model, as its library does, all of its tensors moved.
+MAKE = """
+import importlib.util, sys
+import torch
+spec = importlib.util.spec_from_file_location("program", sys.argv[1])
+program = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(program)
+model = program.build(0)
+generator = torch.Generator().manual_seed(1)
+with torch.no_grad():
+    for x in [*model.parameters(), *model.buffers()]:
+        if x.is_floating_point():
+            x.add_(0.05 * torch.rand(x.shape, generator=generator))
+if sys.argv[2].endswith(".pt"):
+    torch.save(model.state_dict(), sys.argv[2])
+else:
+    model.save_pretrained(sys.argv[2], max_shard_size=sys.argv[3])
+print(sum(x.numel() for x in model.parameters()))
+"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    reference: str
+    port: str
+    full: str  # the environment in which both are large
+    out: str
+    parameters: float  # at least
+    sizes: tuple[str, ...] = ()  # what shapes do not tell of the port
+    back: tuple[str, ...] = ()  # ... and of the reference
+    shard: str = "5GB"
+    model: str = "model"  # transformers saves ViT under other names than its modules have
+
+
+PAIRS = {
+    "gpt2 to nnx": Pair("gpt/gpt2_transformers.py", "gpt/gpt_nnx.py", "GPT2=full",
+                        "port.safetensors", 124e6, shard="200MB"),
+    "gpt2 to linen": Pair("gpt/gpt2_transformers.py", "gpt/gpt_linen.py", "GPT2=full",
+                          "port.msgpack", 124e6),
+    "llama to equinox": Pair("llama/llama_transformers.py", "llama/llama_equinox.py",
+                             "LLAMA=full", "port.eqx", 2e6),
+    "llama to plain jax": Pair("llama/llama_transformers.py", "llama/llama_jax.py", "LLAMA=full",
+                               "port.safetensors", 2e6, sizes=("n6=12",)),
+    "bert to nnx": Pair("bert/bert_transformers.py", "bert/bert_nnx.py", "BERT=full",
+                        "port.orbax", 0.9e6, sizes=("n4=8",)),
+    "vit to nnx": Pair("vit/vit_transformers.py", "vit/vit_nnx.py", "VIT=full", "port.npz", 0.9e6,
+                       model="model.pt"),
+    "resnet to nnx": Pair("resnet/resnet_transformers.py", "resnet/resnet_nnx.py", "RESNET=50",
+                          "port.safetensors", 25e6, back=("layer=3,4,6,3",)),
+}  # fmt: skip
+
+
+def lockstep(*words: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", *map(str, words)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@tier("rest", guard="rules of the same kinds, in test_rules.py")
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_model_is_converted_at_its_true_depth(name: str, tmp_path: Path) -> None:
+    pair = PAIRS[name]
+    reference, port = (ROOT / "examples" / file for file in (pair.reference, pair.port))
+    map_, model, out = tmp_path / "map.json", tmp_path / pair.model, tmp_path / pair.out
+    said = lockstep("check", reference, port, "--steps", "3", "--save-map", map_)
+    assert said.startswith("EQUAL")
+    key, _, value = pair.full.partition("=")
+    full = {key: value}
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MAKE, reference, model, pair.shard],
+        capture_output=True, text=True, check=True, env={**os.environ, **full},
+    )  # fmt: skip
+    assert int(made.stdout.split()[-1]) >= pair.parameters
+    assert (model / "model.safetensors.index.json").exists() == (pair.shard != "5GB")
+    program: list[str | Path] = ["--program", port] if out.suffix == ".eqx" else []
+    sizes = [word for size in pair.sizes for word in ("--size", size)]
+    verify: list[str | Path] = ["--verify", reference, port]
+    said = lockstep("convert", model, "--map", map_, "-o", out, *sizes, *program, *verify, **full)
+    assert "EQUAL forward" in said and "loss of batch 1" in said
+    back = tmp_path / "back.safetensors"
+    sizes = [word for size in pair.back for word in ("--size", size)]
+    lockstep("convert", out, "--map", map_, "--back", "-o", back, *sizes, *program, **full)
+    before, after = open_checkpoint(model), open_checkpoint(back)
+    counters = {name for name in before.infos if name.endswith("num_batches_tracked")}
+    assert before.infos.keys() - counters == after.infos.keys()
+    for tensor in after.infos:
+        assert before.read(tensor).tobytes() == after.read(tensor).tobytes(), tensor
