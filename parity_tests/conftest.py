@@ -80,6 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", tiers.MARK)
     if sum(config.getoption(name) for name in ("--quick", "--rest", "--full")) > 1:
         raise pytest.UsageError("--quick, --rest, --full: each is a command of its own; give one")
+    if config.getoption("--device") != "cpu" and any(map(config.getoption, ("--quick", "--rest"))):
+        raise pytest.UsageError("--quick and --rest choose tests for a CPU; leave them out")
     if config.getoption("--device") == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if not config.getoption("--full"):  # docs/decisions/housekeeping.md
@@ -108,10 +110,11 @@ def _share_programs(*, fresh: bool) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On another device only what asks for it runs there: the rest has both frameworks inside.
-    What the default suite leaves out runs with --full, or by its name."""
-    if not config.getoption("--full"):
-        tiers.select(config, items)
+    What the default suite leaves out runs with --full, or by its name. Tiers are shares of a CPU's
+    minutes: on another device all cases run."""
     device = config.getoption("--device")
+    if device == "cpu" and not config.getoption("--full"):
+        tiers.select(config, items)
     if device != "cpu":
         skip = pytest.mark.skip(reason=f"not run on {device}: a CPU test")
         for item in items:
