@@ -64,6 +64,12 @@ def convert_file(
     require(not dtype or dtype in DTYPES, "--dtype", dtype, f"is unknown; use {', '.join(DTYPES)}")
     require(not out.exists(), "-o", out, "exists; name a new one")
     require(out.absolute().parent.is_dir(), "-o", out, f"there is no folder {out.parent}; make it")
+    named = suffix != ".eqx" or bool(program)
+    require(named, "-o", out, "has no names of tensors; give --program, the file with build")
+    known = {name for rule in map_.rules for name in rule.names}
+    for name in sizes or {}:
+        remedy = f"is no size of the map; it has {', '.join(sorted(map_.sizes) or sorted(known))}"
+        require(name in known, "--size", name, remedy)
     opened = open_named(source, map_, back=back, program=program)
     wanted = open_named(like, map_, back=not back).shapes if like else None
     try:

@@ -194,6 +194,12 @@ class TensorRule:
         other = SIDES[side == SIDES[0]]
         return self.indices(side) - self.indices(other)
 
+    @property
+    def names(self) -> set[str]:
+        """Returns the names of all sizes and indices."""
+        every = [(p, axes) for side in SIDES for p, axes in self.axes(side).items()]
+        return {name for p, axes in every for name in p.variables | names_of(axes)}
+
     def blocks(self, side: str) -> list[tuple[frozenset[str], Pattern, Region]]:
         """Lists the regions of a side, with the key that the same elements have on the other."""
         stacked = self.stacked(side)

@@ -336,6 +336,8 @@ BAD_INPUT: dict[str, tuple[Arrays, list[str], str]] = {
     ),
     "no size": (finite(), ["--size", "heads"], "--size heads: is no NAME=N"),
     "a size of nothing": (finite(), ["--size", "heads=0"], "is no NAME=N"),
+    "an unknown size": (finite(), ["--size", "heads=2", "--size", "head=2"], "head: is no size of"),
+    "no program": (finite(), ["-o", "out.eqx"], "out.eqx: has no names of tensors"),
     "no shard size": (finite(), ["--max-shard-size", "5XB"], "is no size"),
     "no such format": (finite(), ["-o", "out.h5"], "of no known format"),
     "no such folder": (finite(), ["-o", "none/out.npz"], "there is no folder"),
