@@ -66,6 +66,7 @@ class Trainer:
         self.batch_loss: Callable[..., Array] = batch_loss
         self.evaluation_model: Callable[[State], GPT] = self.training_model
         self.delayed: Any = None  # extra/formats/delayed.py:Delayed
+        self.mesh: Any = None  # jax.sharding.Mesh
 
     def compile(self, window: Batch) -> None:
         """Compiles the step ahead of time, for windows of this shape."""

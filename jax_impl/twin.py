@@ -57,7 +57,7 @@ class JaxTwin:
 
     def load(self, state: TrainState) -> None:
         configure(self.config)  # process-wide: another twin may have been built since
-        bridge.load(self.trainer, state, self.mesh)
+        bridge.load(self.trainer, state)
 
     def state(self) -> TrainState:
         return bridge.save(self.trainer)

@@ -5,17 +5,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import operator
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 NAME = "__lockstep_compare__"  # what a program calls in place of a comparison
-COMPARE = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
-FUNCTIONS = {kind.__name__: function for kind, function in COMPARE.items()}
+COMPARE = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 NUMBERS = (int, float)
 Place = str  # FILE:LINE, and the line's text
 
@@ -56,9 +51,8 @@ class Conditions:
         finally:
             self.on = former
 
-    def compare(self, place: Place, a: Any, kind: str, b: Any) -> Any:
-        """Compares two values of a program, and notes it if these are numbers."""
-        made = FUNCTIONS[kind](a, b)
+    def compare(self, place: Place, a: Any, b: Any, made: Any) -> Any:
+        """Notes how two values of a program compared, if these are numbers."""
         if self.on and type(a) in NUMBERS and type(b) in NUMBERS:
             self.note(place, [made], float(a), float(b))
         return made
@@ -76,8 +70,8 @@ class Conditions:
 
 
 def watched(text: str, path: str, conditions: str = NAME) -> ast.Module:
-    """Parses a program, in which each comparison of two values becomes a call of
-    `Conditions.compare`."""
+    """Parses a program, in which each comparison `a > b` becomes a call of `Conditions.compare`:
+    `compare(place, *(lambda a, b: (a, b, a > b))(a, b))`. It is made in the program's own line."""
     lines = text.splitlines()
 
     class Watch(ast.NodeTransformer):
@@ -87,8 +81,15 @@ def watched(text: str, path: str, conditions: str = NAME) -> ast.Module:
                 return node
             line = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ""
             place = f"{os.path.basename(path)}:{node.lineno}  {line}"
-            kind = type(node.ops[0]).__name__
-            given = [ast.Constant(place), node.left, ast.Constant(kind), node.comparators[0]]
+            made = ast.parse("lambda a, b: (a, b, a == b)", mode="eval").body
+            assert isinstance(made, ast.Lambda) and isinstance(made.body, ast.Tuple)
+            made.body.elts[2] = ast.Compare(
+                ast.Name("a", ast.Load()), node.ops, [ast.Name("b", ast.Load())]
+            )
+            for each in ast.walk(made):
+                ast.copy_location(each, node)
+            three = ast.Starred(ast.Call(made, [node.left, node.comparators[0]], []), ast.Load())
+            given = [ast.Constant(place), three]
             call = ast.Call(ast.Name(conditions, ast.Load()), given, [])
             return ast.fix_missing_locations(ast.copy_location(call, node))
 

@@ -30,7 +30,8 @@ from .precision import autocast, dtype, grad_scaler
 class Trainer:
     """Holds the training state and takes optimizer steps."""
 
-    rank = 0  # this device's number on a mesh
+    mesh: Any = None  # extra/mesh/mesh.py:OnMesh has one,
+    rank = 0  # and this device's number on it
 
     def __init__(self, config: Config, model: GPT, device: torch.device) -> None:
         self.config, self.model, self.device = config, model, device

@@ -206,5 +206,6 @@ def make_trainer(
         other = make_model(config, evaluated, capabilities)
         trainer.evaluation_model = partial(evaluation.evaluation_model, other, evaluated)
     if mesh is not None:
+        trainer.mesh = mesh
         trainer.program, trainer.jit = shard(trainer.program, mesh), in_mesh(trainer.jit, mesh)
     return trainer

@@ -73,8 +73,9 @@ def _place(like: Any, mesh: Mesh | None, part: Callable[[Any], np.ndarray]) -> A
     return jax.make_array_from_callback(like.shape, shardings(like, mesh), part)
 
 
-def load(trainer: Trainer, state: TrainState, mesh: Mesh | None) -> None:
+def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
+    mesh = trainer.mesh
     params, mu, nu = (
         from_canonical(arrays, trainer.model.shapes, mesh)
         for arrays in (state.params, state.mu, state.nu)

@@ -36,6 +36,8 @@ NOT_FOR_USERS = {
     "examples.minimal.train_torch",
     "benchmarks.jobs",
     "parity_tests.cuda.resnet",
+    "parity_tests.cuda.float8",
+    "lockstep.convert.script",  # the text of a converter, which has such a line
     "parity_tests.fake",
     "parity_tests.runs.exchanges",
 }

@@ -42,7 +42,7 @@ def from_canonical(array: np.ndarray, tensor: Tensor, mesh: DeviceMesh | None) -
     return like(tensor, from_numpy(array[start : start + rows] if tensor.ndim else array[...]))
 
 
-def load(trainer: Trainer, state: TrainState, mesh: DeviceMesh | None) -> None:
+def load(trainer: Trainer, state: TrainState) -> None:
     """Replaces everything that a step changes. Arrays are cast to the param dtype."""
     divide(trainer.model)
     trainer.steps, trainer.updates = state.step, state.updates
@@ -53,7 +53,7 @@ def load(trainer: Trainer, state: TrainState, mesh: DeviceMesh | None) -> None:
         known = histories(trainer.config, state.amaxes).items()
         delayed.amaxes = {name: from_numpy(x).to(trainer.device) for name, x in known}
         delayed.give_scales(trainer.model, delayed.amaxes)
-    part = partial(from_canonical, mesh=mesh)
+    part = partial(from_canonical, mesh=trainer.mesh)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             parameter.copy_(part(state.params[name], parameter))
