@@ -184,28 +184,16 @@ def _other_name(plan: Plan, name: str) -> str:
 
 
 def _pieces(x: np.ndarray, y: np.ndarray, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Halves two views of one shape along the axis that is slowest in the second, until they are
-    small."""
+    """Halves two views of one shape along their longest axis, until they are small: of a matrix
+    that is turned, squares, so that few pages of either file are in memory."""
     if max(x.nbytes, y.nbytes) <= most or x.size < 2:
         yield x, y
         return
-    axis = max((a for a, n in enumerate(y.shape) if n > 1), key=lambda a: abs(y.strides[a]))
-    yield from _halves(x, y, axis, most, _pieces)
-
-
-def _tiles(x: np.ndarray, y: np.ndarray, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Halves two views of one shape along their longest axis, until they are small."""
-    if max(x.nbytes, y.nbytes) <= most or x.size < 2:
-        yield x, y
-    else:
-        yield from _halves(x, y, max(range(x.ndim), key=x.shape.__getitem__), most, _tiles)
-
-
-def _halves(x: np.ndarray, y: np.ndarray, axis: int, most: int, go_on: Any) -> Iterator[Any]:
+    axis = max(range(x.ndim), key=x.shape.__getitem__)
     half = x.shape[axis] // 2
     for part in (slice(None, half), slice(half, None)):
         place = (*[slice(None)] * axis, part)
-        yield from go_on(x[place], y[place], most)
+        yield from _pieces(x[place], y[place], most)
 
 
 def _copy(x: np.ndarray, y: np.ndarray, where: str) -> None:
@@ -220,13 +208,13 @@ def _copy(x: np.ndarray, y: np.ndarray, where: str) -> None:
 
 
 def _place(x: np.ndarray, y: np.ndarray) -> None:
-    """Copies a piece. One whose axes change their order is first turned in memory, tile by tile: a
-    disk is written in order several times as fast."""
+    """Copies a piece. One whose axes change their order is first turned in memory, tile by tile:
+    then each page of the file is written once."""
     if x.ndim < 2 or x.strides[-1] == y.strides[-1]:
         y[...] = x
         return
     turned = np.empty(y.shape, y.dtype)
-    for a, b in _tiles(x, turned, TILE):
+    for a, b in _pieces(x, turned, TILE):
         b[...] = a
     y[...] = turned
 
