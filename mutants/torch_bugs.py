@@ -644,7 +644,9 @@ def dropout_not_rescaled(right, self, x, *place):
 @bug(rung=8)
 def mask_probability(size: float = 0.01) -> Plant:
     """Masks keep a hundredth more."""
-    return wrap(dropout, "bernoulli", lambda right, key, p, *rest: right(key, p + size, *rest))
+    return wrap(
+        dropout, "bernoulli", lambda right, key, p, *rest, **how: right(key, p + size, *rest, **how)
+    )
 
 
 @bug(rung=6, remat="block")

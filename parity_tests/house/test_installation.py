@@ -192,7 +192,7 @@ def test_check_uses_the_frameworks_of_another_interpreter(light: Path, tmp_path:
 
 @installs
 @pytest.mark.parametrize("words", [
-    "plan --model gpt2 --device t4", "runs --help", "report --help", "batch --help", "data --help",
+    "plan --model gpt2 --device t4", "runs --help", "report --help", "batch --help",
     "export --help", "check --help", "doctor --help",
 ])  # fmt: skip
 def test_what_needs_no_framework_works(light: Path, words: str) -> None:
