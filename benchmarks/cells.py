@@ -15,7 +15,7 @@ Flags = dict[str, Any]
 
 
 class Contender(NamedTuple):
-    """One of our twins, and the flags that are the contender's own."""
+    """A twin and the flags that it is run with, beside those of the cell."""
 
     framework: str
     flags: Flags

@@ -117,7 +117,7 @@ def frameworks(device: str) -> list[Job]:
 
 
 def gpu(device: str) -> list[Job]:
-    """What `frameworks` has not: small models, micro-batches, every remat mode of GPT-2."""
+    """Lists cells beside `frameworks`: small models, micro-batches, GPT-2's remat modes."""
     whole = {"device": device, "warmup": 10, "windows": 6, "steps": 10}
     gpt2 = {"model": "gpt2", "batch_size": 32, "policy": "bf16"}
     small, medium = {"model": "10m", "batch_size": 256}, {"model": "30m", "batch_size": 128}

@@ -1,4 +1,4 @@
-"""The same BERT in Flax NNX, whose attention has an axis for heads: a port."""
+"""The BERT of bert_transformers.py in Flax NNX; attention has an axis for heads. A port."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same net in Flax NNX, channels last: a port."""
+"""The net of conv_torch.py in Flax NNX, channels last: a port."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same GPT in plain JAX, without modules: a port that shows its inside through `taps`."""
+"""The GPT of gpt_torch.py in plain JAX, without modules: a port; `taps` show its inside."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same GPT in Flax Linen, its layers scanned and their kernels stacked: a port."""
+"""The GPT of gpt_torch.py in Flax Linen, its layers scanned, kernels stacked: a port."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same GPT in Flax NNX, as one brings it to `lockstep check`: the port."""
+"""The GPT of gpt_torch.py in Flax NNX, as one brings it to `lockstep check`: a port."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same Llama in Equinox, for one text at a time under `jax.vmap`: a port."""
+"""The Llama of llama_transformers.py in Equinox, one text at a time under `jax.vmap`: a port."""
 
 from typing import Any
 

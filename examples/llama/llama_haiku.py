@@ -1,4 +1,4 @@
-"""The same Llama in Haiku: a port, which shows its inside through `taps`."""
+"""The Llama of llama_transformers.py in Haiku: a port; `taps` show its inside."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The same Llama in plain JAX: a port, which shows its inside through `taps`."""
+"""The Llama of llama_transformers.py in plain JAX: a port; `taps` show its inside."""
 
 import os
 from collections.abc import Callable

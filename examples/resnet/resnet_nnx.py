@@ -1,4 +1,4 @@
-"""The same ResNet in Flax NNX, channels last: a port.
+"""The ResNet of resnet_transformers.py in Flax NNX, channels last: a port.
 
 RESNET=50 makes it ResNet-50, and RESNET_AMP=1 computes in bfloat16 with weights in float32.
 """

@@ -1,4 +1,4 @@
-"""The same ViT in Flax NNX, channels last: a port."""
+"""The ViT of vit_transformers.py in Flax NNX, channels last: a port."""
 
 import os
 from typing import Any

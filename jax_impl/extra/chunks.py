@@ -19,7 +19,7 @@ def batch_loss(
     dropout: Dropout | None = None,
     target_count: Array | None = None,
 ) -> Array:
-    """Is `step.batch_loss`, with the logits of so many rows at a time (`--loss-chunks`)."""
+    """Computes `step.batch_loss` with the logits of one chunk of rows at a time."""
     x_RD = model.hidden(batch, dropout)
     target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
     return mean_loss_in_chunks(model, x_RD, batch, chunks, target_count)

@@ -1,4 +1,4 @@
-"""What `--save-map` writes: rules for `lockstep convert`, and the mapping that was proved."""
+"""Writes and reads the file of `--save-map`: rules to convert by, and the proved mapping."""
 
 import re
 from pathlib import Path

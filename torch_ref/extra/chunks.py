@@ -23,7 +23,7 @@ def batch_loss(
     dropout: Dropout | None = None,
     target_count: Tensor | None = None,
 ) -> Tensor:
-    """Is `step.batch_loss`, with the logits of so many rows at a time (`--loss-chunks`)."""
+    """Computes `step.batch_loss` with the logits of one chunk of rows at a time."""
     target_count = loss.mean_count(batch.select(None)) if target_count is None else target_count
     with autocast(roles, batch.tokens.device):
         x_RD = model.hidden(batch, dropout)
