@@ -23,7 +23,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class ForwardRun:
-    """What a program gives on a file's weights.
+    """A program's results on the weights of a file.
 
     Attributes:
         values: its loss and outputs, by batch.

@@ -32,7 +32,7 @@ LACKING = {  # formats -> dtypes that they have not
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done."""
+    """The report of a conversion that has been written."""
 
     tensors: int
     size: int  # bytes

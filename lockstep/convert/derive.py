@@ -32,7 +32,7 @@ Steps = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """What cuts leave of an axis."""
+    """The places along an axis of a tensor that cuts leave."""
 
     start: int
     stays: bool  # or it is one place, and no axis any more
@@ -40,7 +40,7 @@ class Box(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What cuts leave of a tensor."""
+    """The part of a tensor that cuts leave."""
 
     name: str
     boxes: tuple[Box, ...]

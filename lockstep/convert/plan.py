@@ -246,7 +246,7 @@ class Copy:
 
 @dataclass
 class Plan:
-    """What a conversion does.
+    """The steps of a conversion, before a byte is read.
 
     Attributes:
         shapes: of the target's tensors, in the order of the map.
