@@ -370,6 +370,7 @@ class TargetFile:
             file.flush()
             os.posix_fallocate(file.fileno(), 0, self.begin + at)
             self.map = mmap.mmap(file.fileno(), self.begin + at)
+            self.map.madvise(mmap.MADV_RANDOM)  # else Linux maps pages around each that is touched
 
     def tensor(self, name: str) -> np.ndarray:
         """Returns the place of a tensor."""

@@ -21,7 +21,7 @@ from lockstep.files.durable import sync, writing
 
 PIECE = 1 << 25  # bytes that are copied at once
 TILE = 1 << 16  # bytes of those whose axes change their order: both sides fit in a core's cache
-HELD = 1 << 28  # bytes that are copied until mapped memory is given back
+HELD = 1 << 26  # bytes that are copied until mapped memory is given back
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".msgpack", ".eqx", ".orbax")
 LACKING = {  # formats -> dtypes that they have not
