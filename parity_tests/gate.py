@@ -58,6 +58,22 @@ RETIRED = {
         for twin in ("", "-in-jax")
     ),
     "twin: draws-of-one-rank",
+    # Of how data is drawn and which parameters train: their oracles compare each element with its
+    # formula or each name with a list, and stay.
+    "oracle: adapters-of-seed-0-beside-given-weights",
+    "oracle: fitting-document-left-out",
+    "oracle: last-window-never-drawn",
+    "oracle: micro-batches-alike-in-data",
+    "oracle: no-document-after-the-last",
+    "oracle: own-rows-are-the-first",
+    "oracle: seed-reaches-no-window",
+    "oracle: token-counts-for-its-target",
+    "oracle: trained-adapters-though-frozen",
+    "oracle: trained-beside-adapters",
+    "oracle: trained-but-for-one-a",
+    "oracle: trained-though-frozen",
+    "oracle: validation-draws-as-training",
+    "oracle: windows-repeat-after-1000",
 }
 # Tables that went: bugs in files, logs, sampling, export and readers. "oracle" has the others of
 # "shared", bugs of training semantics.

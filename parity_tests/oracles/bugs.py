@@ -42,9 +42,7 @@ import torch_ref.step
 from lockstep.config import Config
 from lockstep.config import config as config_module
 from lockstep.config.tensors import ADAPTERS
-from lockstep.data import batches
 from lockstep.data.batch import Batch
-from lockstep.data.documents import Documents, Piece
 from lockstep.formats.rounding import NeutralRounding
 from lockstep.judge import compare
 from lockstep.model import params
@@ -98,98 +96,6 @@ def in_both(owners: tuple[Any, ...], name: str, wrong: Callable) -> Plant:
     return both(*(wrap(owner, name, wrong) for owner in owners))
 
 
-# --- the windows of the data
-
-
-def with_key(**change: Callable[[Any], Any]) -> Plant:
-    """Draws each micro-batch by another seed, split, step or micro-step."""
-    return wrap(
-        batches,
-        "batch",
-        lambda right, tokens, **key: right(
-            tokens, **{name: change.get(name, lambda x: x)(x) for name, x in key.items()}
-        ),
-    )
-
-
-def read_first_rows(
-    right: Callable, tokens: Any, own: np.ndarray | None = None, **key: Any
-) -> Batch:
-    drawn = right(tokens, **key)
-    if own is None:
-        return drawn
-
-    def put(rows: np.ndarray) -> np.ndarray:
-        found = np.zeros_like(rows)
-        found[own] = rows[: len(own)]
-        return found
-
-    return drawn.map_arrays(put)
-
-
-def leave_out_fitting(right: Callable, self: Documents, first: int, context: int) -> list[Piece]:
-    pieces = right(self, first, context)
-    filled = sum(len(tokens) for tokens, *_ in pieces) == context
-    return pieces[:-1] if filled and len(pieces) > 1 else pieces
-
-
-def stop_at_last(right: Callable, self: Documents, first: int, context: int) -> list[Piece]:
-    assert self.ends is not None
-    return right(self, first, context)[: len(self.ends) - first]
-
-
-def count_tokens(self: Documents, start: int, stop: int) -> Piece:
-    tokens, counts = self.tokens[start:stop].astype(np.int32), self.counts
-    assert counts is not None
-    own = counts[start : stop - 1].astype(bool)
-    return tokens[:-1], np.where(own, tokens[1:], 0), own
-
-
-@bug("data", "windows_match_philox")
-def windows_repeat_after_1000() -> Plant:
-    return with_key(step=lambda step: step % 1000)
-
-
-@bug("data", "windows_match_philox")
-def micro_batches_alike_in_data() -> Plant:
-    return with_key(micro_step=lambda micro_step: micro_step % 8)
-
-
-@bug("data", "windows_match_philox")
-def seed_reaches_no_window() -> Plant:
-    return with_key(seed=lambda seed: 0)
-
-
-@bug("data", "windows_match_philox")
-def validation_draws_as_training() -> Plant:
-    return with_key(split=lambda split: "train")
-
-
-@bug("data", "windows_match_philox")
-def last_window_never_drawn() -> Plant:
-    return wrap(batches, "_read", lambda right, tokens, *rest: right(tokens[:-1], *rest))
-
-
-@bug("data", "own_rows_are_read_alone")
-def own_rows_are_the_first() -> Plant:
-    return wrap(batches, "batch", read_first_rows)
-
-
-@bug("data", "packed_rows")
-def fitting_document_left_out() -> Plant:
-    return wrap(Documents, "whole", leave_out_fitting)
-
-
-@bug("data", "packed_rows")
-def no_document_after_the_last() -> Plant:
-    return wrap(Documents, "whole", stop_at_last)
-
-
-@bug("data", "masked_stream")
-def token_counts_for_its_target() -> Plant:
-    return assign(Documents, "taken", count_tokens)
-
-
 # --- initial values, decay, and what is trained
 
 
@@ -203,16 +109,6 @@ def change_ends(name: str, x: np.ndarray) -> np.ndarray:
     return x * np.float32(math.sqrt(2)) if residual else x
 
 
-def trains_if(rule: Callable[[bool, bool, bool], bool]) -> Plant:
-    """Decides by whether a tensor is frozen, whether there are adapters, and whether it is one."""
-
-    def wrong(right: Callable, name: str, model: Any, patterns: str) -> bool:
-        frozen = not right(name, replace(model, lora_rank=0), patterns)
-        return rule(frozen, model.lora_rank > 0, name.endswith(ADAPTERS))
-
-    return wrap(config_module, "trains", wrong)
-
-
 def decays_if(rule: Callable[[bool, str], bool]) -> Plant:
     """In both twins, by whether a tensor should and by its name."""
     owners = jax_impl.step, torch_ref.optim
@@ -223,9 +119,6 @@ def decays_if(rule: Callable[[bool, str], bool]) -> Plant:
 
 def reverse_layers(right: Callable, self: Any, measure: Callable, tensors: Any) -> jax.Array:
     return right(self, measure, {n: x[::-1] if is_stacked(n) else x for n, x in tensors.items()})
-
-
-EVERY = "embed,blocks.*.attn,*.norm1"
 
 
 @bug("initial", "initial_values", "tiny")
@@ -241,15 +134,6 @@ def positions_half_as_wide() -> Plant:
 @bug("initial", "initial_values", "tiny")
 def weights_begin_rounded() -> Plant:
     return change_initial(lambda name, x: x.astype("bfloat16").astype(np.float32))
-
-
-@bug("initial", "adapters_beside_given_weights")
-def adapters_of_seed_0_beside_given_weights() -> Plant:
-    return wrap(
-        params,
-        "initial",
-        lambda right, model, seed, given=None: right(model, 0 if given else seed, given),
-    )
 
 
 @bug("initial", "adapters_match_peft")
@@ -277,30 +161,6 @@ def layers_begin_alike() -> Plant:
         params,
         "_initial",
         lambda right, name, *rest: right(name.lstrip("blocks.0123456789"), *rest),
-    )
-
-
-@bug("initial", "trained_parameters", "lora", "*.mlp")
-def trained_adapters_though_frozen() -> Plant:
-    return trains_if(lambda frozen, lora, adapter: adapter if lora else not frozen)
-
-
-@bug("initial", "trained_parameters", "lora", "")
-def trained_beside_adapters() -> Plant:
-    return trains_if(lambda frozen, lora, adapter: not frozen)
-
-
-@bug("initial", "trained_parameters", "tiny", EVERY)
-def trained_though_frozen() -> Plant:
-    return trains_if(lambda frozen, lora, adapter: adapter or not lora)
-
-
-@bug("initial", "trained_parameters", "lora", "")
-def trained_but_for_one_a() -> Plant:
-    return wrap(
-        config_module,
-        "trains",
-        lambda right, name, *rest: right(name, *rest) and not name.endswith("lora_a"),
     )
 
 
