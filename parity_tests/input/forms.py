@@ -179,13 +179,13 @@ def make_checkpoints() -> list[Files]:
 
 
 def sign_checkpoint(files: Files) -> Files:
-    """Make the checksums good, as far as the record names any."""
-    text = files.get(RECORD, b"").decode("utf-8", "surrogateescape")
-    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    """Make the checksums good, where the record is whole."""
+    text = files.get(RECORD, b"").decode()
+    with contextlib.suppress(ValueError):
         sums = json.loads(text)["sha256"]
         for name in sums.keys() & files.keys():
             text = text.replace(sums[name], sha256(files[name]).hexdigest())
-    return files | {RECORD: text.encode("utf-8", "surrogateescape")} if RECORD in files else files
+    return files | {RECORD: text.encode()} if RECORD in files else files
 
 
 # --- weights: a folder of Hugging Face's, nanoGPT's
@@ -307,61 +307,18 @@ FORMS = {
 
 # --- damage
 
-VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    2**63,
-    0.5,
-    float("nan"),
-    "x",
-    5000 * "x",
-    [],
-    [[1]],
-    {},
-    {"a": 1},
-)
 LENGTHS = (0, 1, 400, 10**8, 2**63, 2**64 - 1)  # bytes of a safetensors header, as it claims
 
 
 def damaged(files: Files) -> Iterator[Files]:
-    """Yields the files with one of them lost, cut, or with one value of its structure changed."""
+    """Yields the files with one of them lost or cut, and with one that claims another length of its
+    header, or whose numbers are NaN."""
     for name, content in files.items():
         yield {other: files[other] for other in files if other != name}
-        contents = [b"", content[:-1], content[: len(content) // 2], content + content]
-        for changed in (*contents, *damaged_structures(name, content)):
-            yield {**files, name: changed}
-
-
-def damaged_structures(name: str, content: bytes) -> Iterator[bytes]:
-    if name == "ckpt.pt":
-        yield from map(ckpt, changed_values(ARGUMENTS))
-    if name.endswith(".jsonl"):
-        first, *rest = content.splitlines(keepends=True)
-        for tree in changed_values(json.loads(first)):
-            yield b"".join([json.dumps(tree).encode(), b"\n", *rest])
-    if name.endswith(".json"):
-        yield from (json.dumps(tree).encode() for tree in changed_values(json.loads(content)))
-    if name.endswith(".safetensors"):
-        end = 8 + int.from_bytes(content[:8], "little")
-        header, data = content[8:end], content[end:]
-        headers = (json.dumps(tree).encode() for tree in changed_values(json.loads(header)))
-        claims = [(header, length) for length in LENGTHS]
-        for text, length in (*((text, len(text)) for text in headers), *claims):
-            yield length.to_bytes(8, "little") + text + data
-        yield content[:end] + b"\xff" * len(data)  # NaN
-
-
-def changed_values(tree: Any) -> Iterator[Any]:
-    """Yields the tree with each of its values in turn replaced by each of `VALUES`, or lost."""
-    yield from VALUES
-    if not isinstance(tree, dict | list):
-        return
-    for key in [*tree] if isinstance(tree, dict) else range(len(tree)):
-        copy = tree.copy()
-        del copy[key]
-        yield copy
-        for value in changed_values(tree[key]):
-            copy = tree.copy()
-            copy[key] = value
-            yield copy
+        for cut in (0, len(content) // 2, len(content) - 1):
+            yield {**files, name: content[:cut]}
+        if name.endswith(".safetensors"):
+            for length in LENGTHS:
+                yield {**files, name: length.to_bytes(8, "little") + content[8:]}
+            end = 8 + int.from_bytes(content[:8], "little")
+            yield {**files, name: content[:end] + b"\xff" * (len(content) - end)}
