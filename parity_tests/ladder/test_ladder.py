@@ -35,7 +35,7 @@ bf16-dots-1-gpt2-unroll-3                             r f r f f f f r f r .
 bf16-dots-4-tiny-scan-1                               f t f f r r f f r f .
 fp16-sublayer-1-tiny-unroll-1                         f f r f f r t f f f .
 fp16-none-4-gpt2-scan-3                               r r f r r f f r r r .
-fp64-sqrt-1-tiny-scan-3                               f r f f f t f r f f .
+fp64-sqrt-1-tiny-scan-3                               f r f f f r f r f f .
 fp64-block-4-gpt2-unroll-1                            q q q q q t f t t t .
 fp64-dots-1-tiny-unroll-1                             f f r f f r f f f f .
 tf32-dots-1-gpt2-scan                                 . . r . . r . r . . .

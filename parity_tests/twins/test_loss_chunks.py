@@ -9,11 +9,23 @@ from lockstep.config import chunks
 from lockstep.data.batch import blank_window
 from lockstep.judge.tolerances import epsilon
 from parity_tests.pair import FRAMEWORKS, largest_gap, perturbed, random_batch, start, toy
+from parity_tests.tiers import tier
+
+POLICIES = [
+    ("fp64", "gpt2"),
+    ("fp64", "tiny"),
+    ("fp32", "gpt2"),
+    ("bf16", "gpt2"),
+    ("fp16", "tiny"),
+]
 
 
-@pytest.mark.parametrize(("policy", "family"), [
-    ("fp64", "gpt2"), ("fp64", "tiny"), ("fp32", "gpt2"), ("bf16", "gpt2"), ("fp16", "tiny"),
-])  # fmt: skip
+@tier(
+    "rest",
+    guard="fp64 of gpt2; half precision",
+    where=lambda policy, family: (policy, family) in (("fp64", "tiny"), ("fp32", "gpt2")),
+)
+@pytest.mark.parametrize(("policy", "family"), POLICIES)
 def test_chunks_are_the_whole(policy: str, family: str) -> None:
     """34 rows in chunks of 12, 12 and 10, token 0 among the targets. The gradient of the head's
     weights is a sum of chunks, each rounded by half an ulp; float32 sums come in another order (2.4
