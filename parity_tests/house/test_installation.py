@@ -85,17 +85,6 @@ def test_constraints_for_cuda_13_are_what_ran_on_a_gpu() -> None:
         assert {name: pins[name] for name in versions} == versions
 
 
-def test_the_page_installs_by_the_constraints() -> None:
-    page = (ROOT / "docs" / "install.md").read_text()
-    found = set(re.findall(r"pip install -c constraints-(\w+)\.txt -e '\.\[(\w+)\]'", page))
-    assert found == {(extra, extra) for extra in CUDA}
-    pins = read_pins("cuda13")
-    for name, version in [("jax", "0.11.2"), ("torch", "2.11.0"), ("flax", "0.12.10")]:
-        assert pins[name] == version and f"{name} {version}" in page
-    assert pins["nvidia-cudnn-cu13"].startswith("9.19.") and "cuDNN 9.19" in page
-    assert f"torch {read_pins('cuda12')['torch']}" in page
-
-
 def test_what_is_missing_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
