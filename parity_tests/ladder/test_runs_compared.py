@@ -104,24 +104,6 @@ def test_what_a_run_is_asked(change: Callable[[Steps], Steps], rule: str) -> Non
     assert bool(found) == bool(rule) and all(each in rule for each in found)
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("noise_dtype", lambda kinds, dtype="float32": "bfloat16"),
-        ("compare_ends", lambda *given: []),
-        ("read_norms", lambda run, steps: np.ones(steps)),
-        ("find_strays", lambda *given: {}),
-    ],
-)
-def test_a_comparison_that_overlooks_is_seen(
-    name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By one at least of what a run is asked."""
-    monkeypatch.setattr(trajectories, name, wrong)
-    asked = [(verdicts(program(change)), rule) for change, rule in ASKED]
-    assert any(bool(found) != bool(rule) for found, rule in asked)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_noise_is_coarse_for_narrow_formats_alone(policy: str) -> None:
     narrow = policy.startswith("fp8")

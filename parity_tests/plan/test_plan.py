@@ -19,7 +19,6 @@ from lockstep.errors import UserError
 from lockstep.model import flops, params
 from lockstep.plan import recommend, roofline, shape, sizes
 from lockstep.plan.recommend import choices, rank
-from lockstep.process import ROOT
 from parity_tests.plan.plans import setting
 
 GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,
@@ -249,16 +248,6 @@ def test_the_command_prints_and_imports_no_framework(capsys: pytest.CaptureFixtu
     assert text.count("weights    grads    accum     Adam    activ   logits     work") == 1
     assert "in the unit of --price" in text
     assert "days" in text and max(map(len, text.splitlines())) < 200
-
-
-def test_the_readme_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "lockstep plan --model gpt2 --device t4"
-    shown = (ROOT / "README.md").read_text().partition(f"    $ {command}\n")[2].partition("\n\n")[0]
-    lines = [line.strip().removesuffix(" ...") for line in shown.splitlines()]
-    assert commands.main(command.split()[1:]) == 0
-    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 3
-    assert [line for line in lines if not any(p.startswith(line) for p in printed)] == []
 
 
 def test_the_answer_is_in_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
