@@ -146,12 +146,12 @@ import resource
 from lockstep.config import from_flags
 from lockstep.data.batch import blank_window
 from lockstep.parity.toy import start
-flags = dict(model="tiny", policy="fp32", autotune="memory=kept")
+flags = dict(model="tiny", policy="fp32", autotune="memory=kept", accum=1, remat="none")
 config = from_flags(flags, accelerator=False)
 twin = start("{framework}", config)
 twin.prepare()
 window, faults = twin.place(blank_window(config)), []
-for _ in range(6):
+for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     twin.step(window)()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
