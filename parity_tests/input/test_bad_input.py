@@ -24,6 +24,7 @@ from lockstep.process import ROOT
 from parity_tests.input import wrong
 from parity_tests.input.wrong_place import TEXT, check_line, contents
 from parity_tests.input.wrong_place import place as place
+from parity_tests.tiers import tier
 
 TRAINERS = {"jax_impl.train": "jax", "torch_ref.train": "torch"}
 # What another of our processes starts and speaks to, examples to copy, the tests' own trainer.
@@ -170,11 +171,9 @@ def test_flags_of_a_command_refuse_what_they_cannot_read(
 def commands_of(root: Path) -> set[str]:
     """The modules that one can run, as one types them."""
     found = set()
-    for file in root.rglob("*.py"):
-        parts = file.relative_to(root).with_suffix("").parts
-        ours = not parts[0].startswith(".")  # an environment
-        if ours and re.search(r'^if __name__ == "__main__":', file.read_text(), re.M):
-            found.add(".".join(parts))
+    for file in root.glob("[!.]*/**/*.py"):  # and not what an environment has
+        if re.search(r'^if __name__ == "__main__":', file.read_text(), re.M):
+            found.add(".".join(file.relative_to(root).with_suffix("").parts))
     return {name.removesuffix(".__main__") for name in found}
 
 
@@ -238,13 +237,19 @@ def test_without_permission(
         monkeypatch.undo()
 
 
+@tier(
+    "rest",
+    guard="each name of a device, in test_devices.py",
+    where=lambda environment: not environment,
+)
 @pytest.mark.parametrize(
     ("module", "environment"),
     [
-        ("torch_ref.train", {}), ("jax_impl.train", {}),
+        ("torch_ref.train", {}),
+        ("jax_impl.train", {}),
         ("jax_impl.train", {"JAX_PLATFORMS": "cuda"}),
     ],
-)  # fmt: skip
+)
 def test_a_device_that_is_not_there(
     module: str, environment: dict[str, str], place: Path, untouched: dict[str, Any]
 ) -> None:

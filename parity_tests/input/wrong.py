@@ -259,7 +259,6 @@ MODULES: dict[str, list[tuple[str, list[str]]]] = {
 # as processes, of which one of each front end is enough
 PROCESSES: list[tuple[str, list[str]]] = [
     ("-m jax_impl.train --policy bf17", ["--policy", "bf17"]),
-    ("-m torch_ref.train --policy bf17", ["--policy", "bf17"]),
     ("-m lockstep sample nowhere", ["nowhere", "not a run"]),
     ("-m benchmarks.run nonsense", ["NAME", "nonsense"]),
 ]
