@@ -2,9 +2,6 @@
 
 import json
 import math
-import re
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -19,7 +16,6 @@ from lockstep.parity.ladder import RUNGS, Rung
 from lockstep.parity.matrix import Row
 from lockstep.parity.pair import GPT, gpt
 from lockstep.parity.side import Side
-from lockstep.process import ROOT
 from parity_tests.ladder import rows
 from parity_tests.tiers import tier
 
@@ -135,16 +131,6 @@ def test_every_rung_of_a_policy_is_climbed_in_ci() -> None:
         where[key] = where.get(key, "") + in_tiers()[case]
     left = {key for key, letters in where.items() if not {*letters} & {*"qtr"}}
     assert left == {(policy, 7) for policy in ("fp64", "fp32", "bf16")}
-
-
-@tier("rest", guard="test_the_table_has_every_case_and_no_other, on a CPU")
-def test_no_tier_leaves_a_case_out_on_a_gpu() -> None:
-    """Nothing is imported on a device: cases are collected alone."""
-    command = ["pytest", __file__, "--device", "cuda", "--collect-only", "-q", "-n", "0"]
-    ran = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
-    cases = re.findall(r"test_rung\[(.+)\]$", ran.stdout, re.M)
-    assert {*cases} == climbed(full=False, all_rungs=True).keys()
-    assert "deselected" not in ran.stdout
 
 
 def test_rung(row: Row, rung: Rung, device: str, sides: tuple[Side, Side], record_property) -> None:

@@ -95,8 +95,3 @@ def kept(framework: str, *, taken: bool = True) -> bool:
 def test_a_state_stays(framework: str, taken: bool) -> None:
     """A save writes a taken state to the disk beside the next steps."""
     assert kept(framework, taken=taken)
-
-
-def test_a_view_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_ref.io.bridge.to_numpy", lambda tensor: tensor.detach().numpy())
-    assert not kept("torch")
