@@ -25,9 +25,7 @@ def build(model: ModelConfig, *, attention: str = "eager", **changed: Any) -> Pr
 
 def translate(model: ModelConfig, arrays: Arrays) -> Arrays:
     """Canonical names and layouts -> transformers'."""
-    layout = of_transformers(model)
-    parts = [layout.split(name, array) for name, array in arrays.items()]
-    return {name: part for each in parts for name, part in each.items()}
+    return of_transformers(model).split(arrays)
 
 
 @torch.no_grad()

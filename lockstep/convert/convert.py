@@ -80,10 +80,10 @@ def convert_file(
     infos = _target_infos(plan, opened, dtype, suffix)
     with _beside(out) as partial, writing(f"-o {out}"):
         if shard:
-            _write_shards(partial, plan, opened, infos, shard)
+            partial.mkdir()
+            write_shards(partial, plan, opened, infos, shard)
         elif suffix == ".safetensors":
-            _fill(partial, plan, opened, infos)
-            sync(partial)
+            write_file(partial, plan, opened, infos)
         else:
             _write_other(partial, suffix, plan, opened, infos, program)
     size = sum(int(np.prod(i.shape, dtype=np.int64)) * i.dtype.itemsize for i in infos.values())
@@ -179,6 +179,15 @@ def _fill(
     return target
 
 
+def make_array(plan: Plan, name: str, read: Callable[[str], np.ndarray]) -> np.ndarray:
+    """Makes one tensor of the target in memory, in its source's dtype."""
+    sources = [(copy, read(copy.source)) for copy in plan.copies[name]]
+    array = np.empty(plan.shapes[name], sources[0][1].dtype)
+    for copy, source in sources:
+        _place(*copy.views(source, array))
+    return array
+
+
 def _other_name(plan: Plan, name: str) -> str:
     return next(other for other, tied in plan.renamed.items() if tied == name)
 
@@ -257,10 +266,16 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def _write_shards(
+def write_file(path: Path, plan: Plan, source: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
+    """Writes a new safetensors file of these tensors to the disk."""
+    _fill(path, plan, source, infos)
+    sync(path)
+
+
+def write_shards(
     folder: Path, plan: Plan, source: Checkpoint, infos: Mapping[str, TensorInfo], most: int
 ) -> None:
-    """Writes files of at most so many bytes, with transformers' names, and their index."""
+    """Writes files of at most so many bytes to a folder, with transformers' names, and an index."""
     parts: list[dict[str, TensorInfo]] = [{}]
     room = most
     sizes = {n: int(np.prod(i.shape, dtype=np.int64)) * i.dtype.itemsize for n, i in infos.items()}
@@ -270,12 +285,10 @@ def _write_shards(
             room = most
         parts[-1][name] = info
         room -= sizes[name]
-    folder.mkdir()
     owners: dict[str, str] = {}
     for at, part in enumerate(parts, 1):
         file = f"model-{at:05}-of-{len(parts):05}.safetensors"
-        _fill(folder / file, plan, source, part)
-        sync(folder / file)
+        write_file(folder / file, plan, source, part)
         owners |= dict.fromkeys(part, file)
     content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": owners}
     (folder / containers.INDICES[0]).write_text(json.dumps(content, indent=2) + "\n")

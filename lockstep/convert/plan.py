@@ -249,7 +249,7 @@ class Plan:
     """The steps of a conversion, before a byte is read.
 
     Attributes:
-        shapes: of the target's tensors, in the order of the map.
+        shapes: of the target's tensors, in the order of the source's.
         copies: the blocks of each; of several that are the same block, all but the first are in
             `same`.
         same: blocks that must hold what the target then holds.
@@ -313,6 +313,9 @@ def make_plan(
     _solve_sizes(instances, source, wanted, counts, plan, here, there, {*shared})
     for instance in instances:
         _plan_targets(instance, counts, plan, here, there)
+    order = {name: at for at, name in enumerate(source)}
+    first = {name: order[copies[0].source] for name, copies in plan.copies.items()}
+    plan.shapes = dict(sorted(plan.shapes.items(), key=lambda each: first[each[0]]))
     others = (tied or {}).get(there, {})
     plan.tied = {other: name for other, name in others.items() if name in plan.shapes}
     _require_wanted(plan, wanted, (unused or {}).get(there, ()))

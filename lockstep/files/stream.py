@@ -1,4 +1,4 @@
-"""Safetensors files, opened to read parts of their tensors, or written one tensor at a time.
+"""Safetensors files, opened to read parts of their tensors.
 
 Memory holds no more than the tensor in hand. Files are untrusted: safetensors requires that the
 header describes tensors that fill the file; here the header's size is bounded before, and only
@@ -8,8 +8,6 @@ floats are read. A file is mapped: one that another process cuts short meanwhile
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +15,9 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from lockstep.files.durable import sync
 from lockstep.files.untrusted import Refused, open_regular
 
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-CODES = {name: code for code, name in DTYPES.items()}
 # Bytes: the deepest model (config.DEEPEST), with biases and checksums, has 4,400,000. The library
 # takes up to 100 MB, of which it makes a GB of objects in 20 seconds.
 HEADER_LIMIT = 6_000_000
@@ -134,41 +130,3 @@ def _entry(name: str, tensor: Any) -> TensorEntry:
     if len(shape) > MOST_AXES:
         raise Refused(f"{name} has {len(shape)} axes; at most {MOST_AXES} are read")
     return TensorEntry(DTYPES[code], shape)
-
-
-def read_into(stream: BufferedReader, start: int, out: np.ndarray) -> None:
-    """Fill a C-contiguous array with a file's bytes from `start` on.
-
-    Raises:
-        Refused: the file ends before.
-    """
-    assert out.flags.c_contiguous
-    stream.seek(start)
-    if out.nbytes and stream.readinto(out.reshape(-1).view(np.uint8).data) < out.nbytes:
-        raise Refused("cut short")
-
-
-def write(
-    path: Path, dtype: str, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[np.ndarray]
-) -> None:
-    """Write tensors in the order of `shapes`, each asked for when the one before it is written.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
-    width, start = np.dtype(dtype).itemsize, 0
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
-    for name, shape in shapes.items():
-        stop = start + math.prod(shape) * width
-        offsets = [start, stop]
-        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": offsets}
-        start = stop
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for shape, tensor in zip(shapes.values(), tensors, strict=True):
-            assert tensor.shape == shape
-            exact = np.ascontiguousarray(tensor.astype(dtype, copy=False))
-            file.write(exact.reshape(-1).view(np.uint8).data)
-    sync(path)

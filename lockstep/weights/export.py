@@ -4,29 +4,25 @@ The folder has config.json, model.safetensors, and the tokenizer files of the ru
 """
 
 import json
-import math
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lockstep.config import ModelConfig, huggingface
+from lockstep.convert.containers import Checkpoint, TensorInfo, dtype_of
+from lockstep.convert.convert import write_file, write_shards
 from lockstep.errors import UserError, require
-from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused, read_json
 from lockstep.model.params import shapes
 from lockstep.run import checkpoint, directory
 from lockstep.weights import about
 from lockstep.weights.adapters import write_adapters
-from lockstep.weights.huggingface import INDEX, SINGLE
+from lockstep.weights.huggingface import SINGLE
 from lockstep.weights.merged import Weights, open_weights
 from lockstep.weights.names import of_transformers
 
 # Keys of transformers 5, for which `config_json` has those that transformers 4 reads too.
 RENAMED = ("rope_parameters", "dtype", "layer_types")
-Sizes = dict[str, tuple[int, ...]]
 
 
 def export(
@@ -80,37 +76,17 @@ def file_of(run: Path, step: int | None, warn: Any) -> Path:
 
 
 def _write_weights(folder: Path, weights: Weights, dtype: str, shard_bytes: int | None) -> None:
-    layout = of_transformers(weights.model.base)
-    tensors = (
-        tensor
-        for name in shapes(layout.model)
-        for tensor in layout.split(name, weights.merged(name, dtype)).values()
+    base = weights.model.base
+    plan = of_transformers(base).plan(shapes(base), back=True)
+    source, target = (
+        {name: TensorInfo(shape, dtype_of(dtype)) for name, shape in sizes.items()}
+        for sizes in (shapes(base), plan.shapes)
     )
+    merged = Checkpoint(source, lambda name: weights.merged(name, dtype))
     if shard_bytes is None:
-        return write(folder / SINGLE, dtype, layout.shapes(), tensors)
-    files = _divide(layout.shapes(), dtype, shard_bytes)
-    for file, sizes in files.items():
-        write(folder / file, dtype, sizes, islice(tensors, len(sizes)))
-    where = {name: file for file, sizes in files.items() for name in sizes}
-    total = sum(_bytes(shape, dtype) for shape in layout.shapes().values())
-    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _divide(sizes: Sizes, dtype: str, most: int) -> dict[str, Sizes]:
-    """Divide tensors, in order, over files with transformers' names."""
-    parts, room = [Sizes()], most
-    for name, shape in sizes.items():
-        if _bytes(shape, dtype) > room and parts[-1]:
-            parts, room = [*parts, {}], most
-        parts[-1][name] = shape
-        room -= _bytes(shape, dtype)
-    stem, end = SINGLE.split(".")
-    return {f"{stem}-{i:05}-of-{len(parts):05}.{end}": part for i, part in enumerate(parts, 1)}
-
-
-def _bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize
+        write_file(folder / SINGLE, plan, merged, target)
+    else:
+        write_shards(folder, plan, merged, target, shard_bytes)
 
 
 def _write_config(folder: Path, run: Path, model: ModelConfig, dtype: str) -> None:

@@ -18,8 +18,8 @@ from lockstep.config import (
     RunConfig,
 )
 from lockstep.config.tensors import shapes
+from lockstep.convert.containers import TargetFile, TensorInfo, dtype_of
 from lockstep.errors import UserError
-from lockstep.files.stream import write
 from lockstep.files.untrusted import Refused
 from lockstep.run import directory
 from lockstep.weights.export import file_of
@@ -50,8 +50,12 @@ def exported(
     try:
         with directory.new_folder(to, "--to") as folder:
             weights, sizes = open_weights(file, model), shapes(model.base)
-            tensors = (weights.merged(name, "float32") for name in sizes)
-            write(folder / WEIGHTS, "float32", sizes, tensors)
+            target = TargetFile(
+                folder / WEIGHTS,
+                {name: TensorInfo(shape, dtype_of("float32")) for name, shape in sizes.items()},
+            )
+            for name in sizes:
+                target.tensor(name)[...] = weights.merged(name, "float32")
             config = forward_config(model.base).to_json()
             with closing(Worker("", partial(start_service, exporter), silent)) as worker:
                 worker.ask("export_forward", config=config, folder=str(folder))

@@ -15,12 +15,12 @@ from typing import Any
 from lockstep.config import ModelConfig
 from lockstep.config.fields import require_fields
 from lockstep.config.presets import GPT2
-from lockstep.errors import UserError, require
-from lockstep.files.stream import TensorFile
-from lockstep.model.params import Arrays, shapes
-from lockstep.weights.names import GPT2 as NAMES
-from lockstep.weights.names import Layout
-from lockstep.weights.source import Source, require_one_dtype
+from lockstep.convert.containers import SafetensorsFile
+from lockstep.errors import UserError
+from lockstep.model.params import Arrays
+from lockstep.weights.names import GPT2 as GPT2_NAMES
+from lockstep.weights.names import Naming
+from lockstep.weights.source import Source, read_weights
 from lockstep.worker import Failed, Worker, silent, start_service
 
 READER = "torch_ref.io.nanogpt"
@@ -51,17 +51,7 @@ def open_file(path: Path) -> Source:
 
 
 def _read(path: Path, copy: Path, model: ModelConfig, wanted: ModelConfig) -> Arrays:
-    expected, layout = Layout(model, NAMES).shapes(), Layout(wanted, NAMES)
-    with TensorFile(copy) as file:
-        for name in [*expected, *file.entries]:
-            there = name in expected and name in file.entries
-            which = "missing" if name in expected else "unused: the model has no such tensor"
-            require(there, "--init", path, f"{name} is {which}")
-            shape = file.entries[name].shape
-            right = shape == expected[name]
-            require(right, "--init", path, f"{name} is of shape {shape}, not {expected[name]}")
-        dtype = require_one_dtype({n: e.dtype for n, e in file.entries.items()}, str(path))
-        return {name: layout.join(name, dtype, file.read) for name in shapes(wanted)}
+    return read_weights(path, SafetensorsFile(copy), Naming(model, GPT2_NAMES), wanted, {})
 
 
 @lru_cache(maxsize=1)  # a run asks for the model, then for its weights

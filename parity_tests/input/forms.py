@@ -212,7 +212,7 @@ def make_huggingface() -> list[Files]:
 def ckpt(arguments: Any) -> bytes:
     """nanoGPT's checkpoint of one layer, with these arguments."""
     model = ModelConfig(n_layer=1, n_head=1, d_model=2, context=4, vocab=3, tied=True, **GPT2)
-    shapes = names.Layout(model, names.GPT2).shapes()
+    shapes = names.Naming(model, names.GPT2).shapes()
     file = io.BytesIO()
     weights = {f"_orig_mod.{name}": torch.ones(shape) for name, shape in shapes.items()}
     torch.save({"model": weights, "model_args": arguments}, file)

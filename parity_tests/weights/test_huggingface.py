@@ -133,7 +133,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unused": (change(lambda x: x.update(extra=x[NORM])), "extra is unused"),
     "shape": (change(lambda x: x.update({NORM: x[NORM][:5]})), r"q_norm.* shape \(5,\), not \(10"),
     "dtype": (change(lambda x: x.update({NORM: x[NORM].astype(np.float16)})), "is float16, the o"),
-    "integers": (change(lambda x: x.update({NORM: x[NORM].astype(np.int32)})), "of dtype I32"),
+    "integers": (change(lambda x: x.update({NORM: x[NORM].astype(np.int32)})), "is int32; only"),
     "model": (configure(model_type="gemma"), "model_type \"gemma\"; use one of gpt2"),
     "act": (configure(hidden_act="gelu"), "hidden_act \"gelu\" is not here"),
     "rope": (configure(rope_parameters={"rope_type": "yarn"}), "rope_type is \"yarn\""),
@@ -192,7 +192,7 @@ def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
     content = json.loads(index.read_text())
     content["weight_map"][NORM] = "../there/model-00001-of-00002.safetensors"
     index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="no safetensors file of the folder"):
+    with pytest.raises(UserError, match="--init .*, which is no file of weights beside it"):
         init.weights(config_of(there))
 
 
