@@ -5,17 +5,19 @@ optimizer."""
 from __future__ import annotations
 
 import copy
+import functools
+import sys
 from collections import deque
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Iterable, Iterator
+from types import CodeType, ModuleType
 from typing import Any
 
 from lockstep_recorder.tree import to_numpy
+from lockstep_recorder.user import is_users
 
 PLAIN = (bool, int, float, str, type(None))
 SEQUENCES = (list, deque, tuple)
 Leaf = Any  # a number or an array
-Owner = dict[str, Any]  # the names of a module, or an object's attributes
 
 
 class Held:
@@ -29,20 +31,19 @@ class Held:
     def __init__(self, module: ModuleType, model: Any) -> None:
         self.module, self.model = module, model
         self.optimizer: Any = None
-        self.saved: list[tuple[Owner, str, Any, Any]] = []
-        self.first = {prefix: {*owner} for prefix, owner in self._owners().items()}
         self.asked = [(p, p.requires_grad) for p in model.parameters()]
-        for _, owner, name, value in self._variables():
-            if is_plain(value):
-                self.saved.append((owner, name, _copy(value), _mark(value)))
+        held = [*self._owners().values(), *self._objects()]
+        self.first = [(owner, {*vars(owner)}) for owner in held]
+        self.saved = [(vars(owner), name, _copy(value), _mark(value)) for owner in held
+                      for name, value in self._variables_of(owner) if is_plain(value)]  # fmt: skip
 
     def restore(self) -> None:
         """Gives variables of plain data the values that they had, and parameters their
         `requires_grad`; takes those away that were made since."""
-        for prefix, owner in self._owners().items():
-            for name in {*owner} - self.first.get(prefix, {*owner}):
-                if self._is_variable(prefix, name, owner[name]) and is_plain(owner[name]):
-                    del owner[name]
+        for owner, first in self.first:
+            for name, value in self._variables_of(owner):
+                if name not in first and is_plain(value):
+                    del vars(owner)[name]
         for owner, name, value, mark in self.saved:
             if name not in owner or _mark(owner[name]) != mark:
                 owner[name] = _copy(value)
@@ -54,8 +55,9 @@ class Held:
     def values(self) -> dict[str, Leaf]:
         """Returns `NAME/PATH` -> the number or array there."""
         found: dict[str, Leaf] = {}
-        for prefix, _, name, value in self._variables():
-            found |= {f"{prefix}{name}/{path}": x for path, x in self.leaves(value)}
+        for prefix, owner in self._owners().items():
+            for name, value in self._variables_of(owner):
+                found |= {f"{prefix}{name}/{path}": x for path, x in self.leaves(value)}
         whole = {name: x for name, x in self.model.named_buffers() if not x.is_floating_point()}
         return found | {f"model.{name}/": x for name, x in whole.items()
                         if not (x.is_complex() or name.endswith(COUNTED))}  # fmt: skip
@@ -74,28 +76,52 @@ class Held:
             parts = value.items()
         elif isinstance(value, SEQUENCES):
             parts = enumerate(value)
-        elif type(value).__module__ == self.module.__name__:
+        elif is_of_program(value):
             parts = getattr(value, "__dict__", {}).items()
         for key, each in list(parts):
             if each is not self.model:
                 yield from self.leaves(each, f"{path}.{key}".strip("."), depth - 1)
 
-    def _owners(self) -> dict[str, Owner]:
-        found = {"": vars(self.module)}
+    def _owners(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"": self.module}
         for name, module in self.model.named_modules():
-            found[f"model.{name}." if name else "model."] = vars(module)
+            found[f"model.{name}." if name else "model."] = module
         if self.optimizer is not None and hasattr(self.optimizer, "__dict__"):
-            found["optimizer."] = vars(self.optimizer)
+            found["optimizer."] = self.optimizer
         return found
 
-    def _variables(self) -> Iterator[tuple[str, Owner, str, Any]]:
-        for prefix, owner in self._owners().items():
-            for name, value in list(owner.items()):
-                if self._is_variable(prefix, name, value):
-                    yield prefix, owner, name, value
+    def _objects(self) -> list[Any]:
+        """Lists the objects of the program's classes that its variables hold."""
+        found: dict[int, Any] = {}
 
-    def _is_variable(self, prefix: str, name: str, value: Any) -> bool:
-        of_library = name.startswith("_") or (prefix != "" and name in LIBRARY)
+        def look(value: Any, depth: int = 6) -> None:
+            parts: Iterable[Any] = ()
+            if depth < 0 or isinstance(value, type) or hasattr(value, "state_dict"):
+                return
+            if isinstance(value, dict):
+                parts = value.values()
+            elif isinstance(value, SEQUENCES):
+                parts = value
+            elif is_of_program(value) and hasattr(value, "__dict__") and id(value) not in found:
+                found[id(value)] = value
+                parts = vars(value).values()
+            for each in list(parts):
+                look(each, depth - 1)
+
+        for owner in self._owners().values():
+            for _, value in self._variables_of(owner):
+                look(value)
+        return [*found.values()]
+
+    def _variables_of(self, owner: Any) -> list[tuple[str, Any]]:
+        return [(name, value) for name, value in list(vars(owner).items())
+                if self._is_variable(owner, name, value)]  # fmt: skip
+
+    def _is_variable(self, owner: Any, name: str, value: Any) -> bool:
+        if isinstance(owner, ModuleType):
+            of_library = name.startswith("__")
+        else:
+            of_library = name in LIBRARY or (name[0] == "_" and name in library_names(type(owner)))
         holds_none = callable(value) and not hasattr(value, "state_dict")
         own = hasattr(value, "state_dict") and value in self.model.modules()
         return not (of_library or own or holds_none)
@@ -104,6 +130,42 @@ class Held:
 COUNTED = "num_batches_tracked"
 # Attributes of torch's modules and optimizers; the latter are compared by their updates.
 LIBRARY = {"training", "param_groups", "defaults", "state"}
+
+
+def is_of_program(value: Any) -> bool:
+    """Says if a value's class stands in the program's file or in one beside it, in no library."""
+    module = sys.modules.get(type(value).__module__)
+    return is_users(getattr(module, "__file__", None) or "")
+
+
+def library_names(kind: type) -> frozenset[str]:
+    """Returns the names that the library's classes among a class's bases mention: their own
+    attributes, such as `_parameters` and `_flat_weights` of torch's modules."""
+    return frozenset[str]().union(*map(_names_in, kind.__mro__))
+
+
+@functools.cache
+def _names_in(base: Any) -> frozenset[str]:
+    """Returns the names that a library's class mentions; none of a class of the program's."""
+    found = set[str]()
+
+    def look(code: CodeType) -> None:
+        found.update(code.co_names)
+        for value in code.co_consts:
+            if isinstance(value, str):
+                found.add(value)
+            elif isinstance(value, CodeType):
+                look(value)
+
+    module = sys.modules.get(base.__module__)
+    if is_users(getattr(module, "__file__", None) or ""):
+        return frozenset()
+    for value in vars(base).values():
+        parts = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        codes = (getattr(getattr(each, "__func__", each), "__code__", None) for each in parts)
+        for code in filter(None, codes):
+            look(code)
+    return frozenset(found)
 
 
 def digests(values: dict[str, Leaf]) -> dict[str, int]:

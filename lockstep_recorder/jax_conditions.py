@@ -4,6 +4,7 @@ compiled program returns of them beside its results."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
 import sys
@@ -21,8 +22,14 @@ from lockstep_recorder.user import is_users
 
 COMPARES = ("lt", "le", "gt", "ge")
 LIMITS = {"max": "below", "min": "above"}  # what `jnp.clip` is made of
+# What makes large whole numbers of small ones.
+GROWS = {"add", "sub", "mul", "dot_general", "reduce_sum", "reduce_prod", "cumsum", "cumprod",
+         "integer_pow", "shift_left", "scatter-add"}  # fmt: skip
+WRAPS = "whole numbers  "  # before a place
+WATCHED = {*COMPARES, *LIMITS, "is_finite", "clamp"}
 BOUNDED = ("relu6", "hard_tanh", "hard_sigmoid", "hard_silu", "hard_swish")  # of jax.nn
-OPTAX = ("_clipping.py", "clipping.py", "_conditionality.py", "wrappers.py")
+OPTAX = ("_clipping.py", "clipping.py", "_conditionality.py", "wrappers.py", "_constraining.py",
+         "constrain.py")  # fmt: skip
 HERE = os.path.dirname(os.path.abspath(__file__))
 JAX = os.path.dirname(os.path.dirname(os.path.abspath(jax.__file__)))
 # Of JAX, between a program's line and an operation: not what computes a function of its own.
@@ -45,13 +52,19 @@ def watched(found: Found, is_own: Callable[[Any], bool]) -> Iterator[None]:
     def watched_bind(self: Any, *args: Any, **params: Any) -> Any:
         nonlocal inside
         y = bind(self, *args, **params)
-        known = self.name in COMPARES or self.name in LIMITS or self.name in ("is_finite", "clamp")
+        grows = self.name in GROWS and getattr(y, "dtype", None) == jnp.int64
+        known = grows or self.name in WATCHED or _is_isnan(self.name, args)
         if inside or not known or not any(isinstance(x, core.Tracer) for x in args):
             return y
-        if not all(map(is_own, (*args, y))) or not _are_floats(args) or not (place := _place()):
+        watches = grows or _are_floats(args)
+        if not all(map(is_own, (*args, y))) or not watches or not (place := _place()):
             return y
         inside = True
         try:
+            if grows:
+                beyond = _is_beyond(y) & ~functools.reduce(jnp.logical_or, map(_is_beyond, args))
+                found.setdefault(WRAPS + place, []).append(jnp.stack([beyond, ~beyond]))
+                return y
             for at, mask, looked_at in _outcomes(self.name, place, args, y):
                 rows = [jnp.any(mask), jnp.any(~mask), *map(jnp.max, looked_at)]
                 found.setdefault(at, []).append(jax.lax.stop_gradient(jnp.stack(rows)))
@@ -63,13 +76,23 @@ def watched(found: Found, is_own: Callable[[Any], bool]) -> Iterator[None]:
         yield
 
 
+def _is_beyond(x: Any) -> Any:
+    """Says if a whole number of an array is none of int32."""
+    least, most = (getattr(np.iinfo(np.int32), name) for name in ("min", "max"))
+    return jnp.any((x < least) | (x > most))
+
+
+def _is_isnan(name: str, args: Any) -> bool:
+    return name == "ne" and args[0] is args[1]
+
+
 def _are_floats(args: Any) -> bool:
     return all(jnp.issubdtype(jnp.result_type(x), jnp.floating) and np.size(x) for x in args)
 
 
 def _outcomes(name: str, place: str, args: Any, y: Any) -> Iterator[tuple[str, Any, list[Any]]]:
     """Yields what an operation decides: its place, where that is true, and what it looks at."""
-    if name in COMPARES or name == "is_finite":
+    if name in COMPARES or name in ("is_finite", "ne"):
         yield place, y, [*args]
     elif name == "clamp":
         least, x, most = args
@@ -106,5 +129,8 @@ def note(conditions: Conditions, found: dict[str, Any]) -> None:
     """Notes what a run of a compiled program returned."""
     for place, rows in found.items() if conditions.on else ():
         for row in rows:
+            if place.startswith(WRAPS):
+                conditions.wraps |= {place.removeprefix(WRAPS)} if row[0] else set()
+                continue
             true, false, *given = np.asarray(row, float).tolist()
             conditions.note(place, [True] * bool(true) + [False] * bool(false), *given)

@@ -198,7 +198,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
                  "differentiates", "weights_format", "written", "constants", "refused",
                  "unseen")  # fmt: skip
         return {name: side.facts()[name] for name in facts}, side.exact_constants
-    if ask in ("changes", "run", "noise") or ask.startswith("tape"):
+    if ask in ("changes", "run", "evaluate", "noise") or ask.startswith("tape"):
         side.restore()
     if ask == "changes":
         return {"found": side.possible_changes(weights, spec, batch)}, {}
@@ -209,12 +209,13 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
             return side.run(weights, spec, batch, wire.group(arrays, "forced"))
         finally:
             side.change, side.nudges = (), False
+    if ask == "evaluate":
+        return {}, recording.evaluated_of(side, weights, (spec, batch))
     if ask == "record":
         return recording.record(side, curve=header["steps"], given=arrays, spec=spec, mends=True)
     batches = [(spec, wire.group(batch, str(step))) for step in range(header.get("steps", 0))]
     if ask == "limits":
-        told = {"conditions": side.user.conditions.one_sided(), "sets": sorted(side.sets)}
-        return told, {}
+        return side.limits(), {}
     side.user.conditions.on = ask in WATCHED and not header.get("mends")
     if ask == "accumulate":
         losses, sums = recording.accumulate(side, weights, batches, arrays.get(recording.SHARE))
@@ -241,7 +242,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     if ask == "update":
         return {}, side.update(weights, wire.group(arrays, "grad"), header["step"])
     assert ask == "train", ask
-    return {"losses": side.train(weights, batches)}, {}
+    return {"losses": side.train(weights, batches)}, side.kept_values(header.get("names", ()))
 
 
 def _open(given: argparse.Namespace) -> Any:

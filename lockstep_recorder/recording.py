@@ -25,6 +25,7 @@ SPIKES = 8  # steps of the optimizer alone, of which the last but one has large 
 ALONE, WORK = 50, 2e8  # steps of the optimizer alone for each of the curve; elements that it moves
 PIECE = 1 << 22  # elements of a tensor whose moments are taken at once
 LOOKED = (0, STEPS - 1)  # steps of the optimizer alone, and the last, whose state is compared
+KEPT = ("kept", "kept left", "kept after", "kept trained", "kept noise")  # what `update` keeps
 VARIED = ("varied", "along", "toward")  # see `alone`
 BATCHES, FEW = 4, 1_000_000  # that are compared at least; elements up to which all drawn ones are
 SHARE, NOISE_OF_LOSS = "batches/share", "batches/noise"  # see `accumulate`, `noise_of_losses`
@@ -91,6 +92,7 @@ def record(
     if side.precision == "float64":
         spread = spread_of_gradients(side, weights, first, group(arrays, "grad"))
         arrays.update(prefixed("spread", spread))
+    arrays.update(prefixed("evaluated", evaluated_of(side, weights, first)))
     compared = batches if sum(x.size for x in weights.values()) <= FEW else batches[:BATCHES]
     with side.user.conditions.noted():
         about["accumulated"], sums = accumulate(side, weights, compared, given.get(SHARE))
@@ -99,7 +101,7 @@ def record(
     arrays[NOISE_OF_LOSS] = noise_of_losses(side, weights, compared, about["accumulated"])
     with side.user.conditions.noted():
         _steps(side, weights, batches, about, arrays, curve, given)
-    about |= {"conditions": side.user.conditions.one_sided(), "sets": sorted(side.sets)}
+    about |= side.limits()
     about |= {"kept": side.kept_by_update(), "widened_state": side.widened_state,
               "scales": side.scales}  # fmt: skip
     if mends and not about["lacks"] and _clips(side, weights, arrays):
@@ -127,7 +129,7 @@ def mended_steps(
         _steps(side, weights, batches, about, arrays, curve, fed)
     finally:
         side.mends_clip = False
-    kinds = tuple(f"{kind}/" for kind in (*VARIED, "slot"))
+    kinds = tuple(f"{kind}/" for kind in (*VARIED, "slot", *KEPT))
     found = {n: x for n, x in arrays.items() if n.startswith(kinds) or "/weights/" in n}
     found |= {name: np.array(about[name]) for name in ("losses", "envelope")}
     return {"ended": about["ended"]}, found
@@ -156,7 +158,8 @@ def accumulate(
     Returns:
         The losses; `sum/N`, the gradients, in these shares; `batches/share`; `carried/N`, the state
         left, and `counted/N`, by what it has counted by batch; `moved/NAME`, variables that a loss
-        changes; `output/STEP/KEY`, what the model gives, see `outputs_of`.
+        changes; `spoiled/STEP/PATH`, what a loss has made of its batch, where it changes that;
+        `output/STEP/KEY`, what the model gives, see `outputs_of`.
     """
     losses: list[float] = []
     sizes: list[float] = []
@@ -164,6 +167,7 @@ def accumulate(
     sums: Arrays = {}
     carried: Arrays = {}
     outputs: Arrays = {}
+    spoiled: Arrays = {}
     counts: list[Arrays] = []
     side.restore()
     before = side.marks()
@@ -177,12 +181,14 @@ def accumulate(
         sums = {name: sums.get(name, 0.0) + taken[-1] * g for name, g in grads.items()}
         carried = group(seen, "state")
         outputs |= prefixed(f"output/{step}", outputs_of(ran, seen))
+        spoiled |= prefixed(f"{step}", side.spoiled)
         counts.append(side.counted())
     moved = [name for name, x in side.marks().items() if x != before.get(name)]
     kept = side.kept_values(moved) if moved else {}
     side.keeps = False
     counted = {name: np.stack([each[name] for each in counts]) for name in counts[-1]}
-    groups = {"sum": sums, "carried": carried, "counted": counted, "moved": kept}
+    groups = {"sum": sums, "carried": carried, "counted": counted, "moved": kept,
+              "spoiled": spoiled}  # fmt: skip
     found = {
         name: x for prefix, each in groups.items() for name, x in prefixed(prefix, each).items()
     }
@@ -222,6 +228,13 @@ def outputs_of(ran: dict[str, Any], seen: Arrays) -> Arrays:
     return {name: seen[key] for name, key in shipped(ran, seen).items()}
 
 
+def evaluated_of(side: Any, weights: Arrays, batch: Batch) -> Arrays:
+    """Returns what a program ships in evaluation; nothing where it has no such mode."""
+    side.restore()
+    ran, seen = side.evaluated(weights, *batch)
+    return outputs_of(ran, seen) if ran else {}
+
+
 def shipped(ran: dict[str, Any], seen: Arrays) -> dict[str, str]:
     """Names what a program ships, and where `seen` has it: `given/PATH`, if it has a function
     `outputs`, else `act/CALL:PATH` of each call that stands in no other, where PATH is the place in
@@ -249,7 +262,8 @@ def _steps(
     side: Any, weights: Arrays, batches: list[Batch], about: dict[str, Any], arrays: Arrays,
     curve: int, given: Arrays,
 ) -> None:  # fmt: skip
-    """The optimizer fed gradients at three scales; the loss curve, and its own noise."""
+    """The optimizer fed gradients at three scales; the loss curve, what updates keep after it, and
+    the noise of both."""
     missing = side.lacks_optimizer()
     if missing:
         about["lacks"]["optimizer"] = missing
@@ -273,9 +287,18 @@ def _steps(
     moved, about["ended"] = alone(side, weights, group(arrays, "fed/1/0/grad"), steps)
     arrays.update(moved)
     about["losses"] = side.train(weights, batches[:curve])
+    trained = side.kept_values()
+    arrays.update(prefixed("kept trained", trained))
     starts = [NudgedWeights(weights, k, side.narrowest) for k in range(NUDGES)]
     with side.user.conditions.noted(False):  # of the program as it is, for so is a port's
-        nudged = [side.train(each, batches[:curve]) for each in starts]
+        nudged, kept = [], list[Arrays]()
+        for each in starts:
+            nudged.append(side.train(each, batches[:curve]))
+            kept.append(side.kept_values())
+    shapes = {name: x.shape for name, x in trained.items()}
+    alike = [{n: x for n, x in each.items() if shapes.get(n) == x.shape} for each in kept]
+    noises = largest_gaps(trained, alike)
+    arrays.update(prefixed("kept noise", {name: np.array(x) for name, x in noises.items()}))
     with np.errstate(invalid="ignore"):  # of a run that diverges
         about["envelope"] = np.abs(np.array(nudged) - about["losses"]).max(0).tolist()
 
@@ -320,12 +343,14 @@ def alone(
         its direction. `slot/KEY/N`, what the optimizer keeps for a tensor, see
         `side.optimizer_slots`, a row for each of some steps. `asked/N`, by step, 1 where a tensor
         of a torch program wants a gradient, else 0. At the end: `left/N`, the buffers, and
-        `kept left/NAME`, see `kept_values`.
+        `kept left/NAME`, see `kept_values`; `kept after/STEPS/NAME`, after 1, 2, 4, ... steps.
         And why it took fewer steps: what the program raises behind the end of a table of rates, or
         "".
     """
     take_step = side.begin_alone(weights, grads)
+    before = side.marks()
     points, held = [step for step in LOOKED if step < steps - 1] + [steps - 1], list[Arrays]()
+    kept: Arrays = {}
     moved: list[Any] = []
     ended = ""
     for step in range(steps):
@@ -338,8 +363,12 @@ def alone(
             break
         if step in points:
             held.append(side.optimizer_slots())
+        if step + 1 == 1 << step.bit_length() and not is_large(weights):
+            side.note_kept(before)
+            kept |= prefixed(f"kept after/{step + 1}", side.kept_values(also))
     rows = np.array(moved)
-    left = prefixed("left", side.buffers()) | prefixed("kept left", side.kept_values(also))
+    side.note_kept(before)
+    left = prefixed("left", side.buffers()) | prefixed("kept left", side.kept_values(also)) | kept
     left |= prefixed("slot", stack_slots(held))
     left |= {f"asked/{name}": np.array(row, float) for name, row in side.asked.items()}
     return left | {f"{kind}/{name}": rows[:, at, column] for at, name in enumerate(grads) if moved

@@ -72,6 +72,9 @@ class ProgramSide:
         self.forward = False  # no gradient is asked for, and float64 nowhere
         self.sets: set[str] = set()  # variables beside the model that tracing the program sets
         self.asked: dict[str, list[bool]] = {}  # by step of the optimizer alone: a tensor trains
+        self.spoiled: Arrays = {}  # what the last loss made of its batch, where that is changed
+        self.kept: set[str] = set()  # variables that `update` changes, see `held`
+        self.wraps: set[str] = set()  # formats of a batch's whole numbers that overflow
         self.scales = False  # the program has a scaler of gradients
         self.keeps = False  # the last run's state, of what is no float: a count, a switch
         self.drawn: list[tuple[Any, Arrays]] = []  # batches, by those who asked for them
@@ -228,12 +231,30 @@ class ProgramSide:
         made."""
         return {}
 
+    def evaluated(
+        self, weights: Arrays, spec: Any, batch: Arrays
+    ) -> tuple[dict[str, Any], Arrays]:  # fmt: skip
+        """Runs the program with its model in evaluation, where that has such a mode; nothing where
+        it has none, or raises then."""
+        return {}, {}
+
     def restore(self) -> None:
         """Gives variables beside the model, such as a count of updates, their first values."""
 
     def marks(self) -> dict[str, int]:
         """Returns a digest of each variable beside the model."""
         return {}
+
+    def limits(self) -> dict[str, Any]:
+        """Returns what its runs have not shown: `conditions` that always came out alike; `sets`,
+        see there; `wraps`, where whole numbers are others than in an ordinary run."""
+        conditions = self.user.conditions
+        return {"conditions": conditions.one_sided(), "sets": sorted(self.sets),
+                "wraps": sorted(self.wraps | conditions.wraps)}  # fmt: skip
+
+    def note_kept(self, before: dict[str, int]) -> None:
+        """Notes the variables that updates have changed since their `marks` were taken."""
+        self.kept |= {name for name, mark in self.marks().items() if mark != before.get(name)}
 
     def buffers(self) -> Arrays:
         """Returns the state that an update may change: that of a torch program."""
@@ -256,7 +277,7 @@ class ProgramSide:
 
     def kept_by_update(self) -> list[str]:
         """Returns the program's variables that `update` changes, such as averaged weights."""
-        return sorted(getattr(self, "kept", ()))
+        return sorted(self.kept)
 
     def possible_changes(self, weights: Arrays, spec: Any, batch: Arrays) -> list[Any]:
         """Returns what could be done otherwise in the program's calls; see `torch_changes`."""

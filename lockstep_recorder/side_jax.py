@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -322,6 +323,12 @@ class JaxSide(ProgramSide):
         about = {"loss": float(loss), "events": calls.events, "kinds": calls.kinds}
         return {**about, "paths": calls.paths}, seen
 
+    def limits(self) -> dict[str, Any]:
+        """See `ProgramSide.limits`; a program that asks for 64 bits has them."""
+        text = "".join(linecache.getlines(getattr(self.user.module, "__file__", None) or ""))
+        told = super().limits()
+        return {**told, "wraps": []} if "enable_x64" in text else told
+
     def counted(self) -> Arrays:
         before, after = (
             {self.model.path_name(path): np.asarray(x, float)
@@ -377,10 +384,21 @@ class JaxSide(ProgramSide):
             loss, new = self._loss(recorder, p, s, b)
             return loss, (recorder.calls.arrays | {CONDITION: recorder.conditions}, new)
 
+        def differentiated(*args: Any) -> Any:
+            behind: dict[str, Any] = {}  # in functions with a gradient of their own
+            levels = {level_of(x._trace) for x in jax.tree.leaves(args) if hasattr(x, "_trace")}
+            with jax.disable_jit(), watched(behind, partial(is_of_levels, levels)):
+                answer, grads = jax.value_and_grad(both, argnums=(0, 1), has_aux=True)(*args)
+            rows = answer[1][0][CONDITION]
+            answer[1][0][CONDITION] = {
+                n: rows.get(n, []) + behind.get(n, []) for n in rows | behind
+            }
+            return answer, grads
+
         if self.forward:
             slots, program = {}, self._jit(lambda *args: (both(*args), ({}, {})))
         else:
-            program = self._jit(jax.value_and_grad(both, argnums=(0, 1), has_aux=True))
+            program = self._jit(differentiated)
         return program.lower(params, slots, state, empty, batch).compile(), tape, slots, empty
 
     def begin(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -423,11 +441,7 @@ class JaxSide(ProgramSide):
         params, grads = (jax.tree.unflatten(self.nest, x) for x in (leaves[:half], leaves[half:]))
         found: dict[str, Any] = {}
         levels = {level_of(x._trace) for x in leaves if hasattr(x, "_trace")}
-
-        def is_own(x: Any) -> bool:
-            return level_of(x._trace) in levels if hasattr(x, "_trace") else True
-
-        with jax.disable_jit(), watched(found, is_own):
+        with jax.disable_jit(), watched(found, partial(is_of_levels, levels)):
             after, state = self.step(params, grads, state)
         moved = self.model.flat(jax.tree.map(jnp.subtract, after, params))
         given, before = self.model.flat(grads), self.model.flat(params)
@@ -530,6 +544,11 @@ def like(x: Any, values: np.ndarray, cotangent: bool) -> Any:
     given = tree.to_complex(values) if jnp.iscomplexobj(x) else values
     given = given.conj() if cotangent else given
     return jnp.asarray(given, x.dtype).reshape(x.shape)
+
+
+def is_of_levels(levels: set[int], x: Any) -> bool:
+    """Says if a value is traced at one of some levels, or not at all."""
+    return level_of(x._trace) in levels if hasattr(x, "_trace") else True
 
 
 def _filled(empty: Any, forced: Arrays) -> Any:

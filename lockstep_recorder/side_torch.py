@@ -25,6 +25,7 @@ from lockstep_recorder.torch_modes import (
     NothingNarrower,
     Nudged,
     Watched,
+    backward_in_modes,
     default_format,
     exact_functions,
     floats,
@@ -43,8 +44,9 @@ from lockstep_recorder.written import Written
 
 UNSCALED = ("update gets gradients that are not scaled: make the GradScaler a global variable, so "
             "that it can be switched off, or leave it out")  # fmt: skip
-WATCHED, EACH = 12, 10  # first steps in which it is seen what `update` keeps, and each so many
+WATCHED = 12  # first steps of a run with losses in which it is seen what `update` keeps
 INSIDE, SCRIPTED = "values inside torch.vmap and torch.func", "modules inside torch.jit.script"
+NARROW_INTEGERS = {"int8", "uint8", "int16", "uint16", "int32", "uint32"}
 SAME = {"float64": 1e-10, "float32": 1e-4}  # relative: a run with hooks and one without
 
 
@@ -62,9 +64,9 @@ class TorchSide(ProgramSide):
         self.ungraded: set[str] | None = None  # parameters that no run gave a gradient, not zero
         self.optimizer: Any = None
         self.pending: dict[str, torch.Tensor] = {}  # gradients that no step has used yet
-        self.kept: set[str] = set()  # variables that `update` changes, see `held`
         self.moved: set[str] = set()  # variables that `loss` changes
         self.measured: list[Any] = []  # (name, tensor, gradient, weights) of the optimizer alone
+        self.as_given = False  # whole numbers of a batch keep their formats
         self.asks_all = True  # what arrives is recorded, too, where the program wants no gradient
 
     def take(self, user: User, built: Any) -> None:
@@ -147,6 +149,7 @@ class TorchSide(ProgramSide):
         drops, self.dropping = self.written.drops, {}
         self.written = Written(self.weights_format)
         self.choose(weights, spec, batch)
+        self._note_wraps(weights, spec, batch)
         self.narrowest = self.precision
         self.written.drops = drops | dict(sorted(self.dropping.items()))
         self.written.drops_always = self._drops_always(spec, batch) if self.dropping else []
@@ -174,16 +177,43 @@ class TorchSide(ProgramSide):
         self.refused, self.precision = raised.raised, "float32"
         self.narrow = self.told_refusal()
 
+    def _note_wraps(self, weights: Arrays, spec: Any, batch: Arrays) -> None:
+        """Notes narrow whole numbers of a batch with which the loss is another than with int64."""
+        formats = {f for f in tree.formats_of(spec) if f in NARROW_INTEGERS}
+        if not formats:
+            return
+        losses = []
+        for self.as_given in (False, True):
+            self.load(weights)
+            with contextlib.suppress(Mistake):  # such as of an index in uint8
+                losses.append(self._loss(spec, batch).item())
+        self.as_given = False
+        if len(losses) == 2 and not abs(losses[1] - losses[0]) <= SAME["float32"] * abs(losses[0]):
+            self.wraps |= {f"{name} of the batch" for name in formats}
+
     def _drops_always(self, spec: Any, batch: Arrays) -> list[str]:
         """Runs the program in evaluation; returns the lines that drop out then, too."""
+        self.dropping = {}
+        with self._evaluating(), contextlib.suppress(Mistake):
+            self._loss(spec, batch)
+        return sorted(self.dropping)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
-        self.dropping = {}
-        with contextlib.suppress(Mistake):
-            self._loss(spec, batch)
-        for module, mode in modes:
-            module.training = mode
-        return sorted(self.dropping)
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def evaluated(
+        self, weights: Arrays, spec: Any, batch: Arrays
+    ) -> tuple[dict[str, Any], Arrays]:  # fmt: skip
+        with self._evaluating(), contextlib.suppress(Mistake):
+            return self.run(weights, spec, batch)
+        return {}, {}
 
     def _constants(self) -> list[tuple[str, torch.Tensor]]:
         """The buffers that were made in float32, such as a table of positions."""
@@ -235,7 +265,7 @@ class TorchSide(ProgramSide):
         if x.dtype.kind == "c":
             wide = x.dtype == np.complex128 if own is None else own == torch.float64
             x = x.astype(np.complex128 if wide else np.complex64)
-        elif x.dtype.kind in "iu":
+        elif x.dtype.kind in "iu" and not self.as_given:
             x = x.astype(np.int64)
         made = torch.from_numpy(np.array(x)).to(self.device)
         return made.to(own) if own is not None and x.dtype.kind == "f" else made
@@ -250,10 +280,12 @@ class TorchSide(ProgramSide):
         dropping = without_functional_dropout(self.dropping)
         with wide, exact, dropping, self._changed(), asks, moved, watch:
             Force.in_loss = True
+            before = {path or "batch": tree.to_numpy(x) for path, x in tree.leaves(given)}
             try:
                 loss = self.user.call("loss", self.model, given)
             finally:
                 Force.in_loss = False
+        self.spoiled = changed_leaves(before, given)
         loss = loss[0] if isinstance(loss, tuple) else loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise Mistake(f"{self.user.name}: loss gives {describe(loss)}; return a scalar tensor")
@@ -346,7 +378,11 @@ class TorchSide(ProgramSide):
 
     def _backward(self, loss: torch.Tensor) -> None:
         try:
-            loss.backward()
+            if self.user.conditions.on:
+                with self._watch():
+                    backward_in_modes(loss)
+            else:
+                loss.backward()
         except RuntimeError as error:
             raise mistake(self.user.name, "loss, backward", error) from error
 
@@ -519,8 +555,7 @@ class TorchSide(ProgramSide):
 
     def _move(self, step: int) -> None:
         if self.user.has("update"):
-            watched = step < WATCHED or not step % EACH
-            before = self.marks() if watched else {}
+            before = self.marks() if step < WATCHED else {}
             try:
                 with self._default_format():
                     self.user.call("update", self.model, self.optimizer, step)
@@ -528,8 +563,8 @@ class TorchSide(ProgramSide):
                 if "scale is None" not in str(error):
                     raise
                 raise Mistake(f"{error}; {UNSCALED}", error.frames) from None
-            after = self.marks() if watched else {}
-            self.kept |= {name for name, x in after.items() if x != before.get(name)}
+            if step < WATCHED:
+                self.note_kept(before)
         else:
             with self._default_format():
                 self.optimizer.step()
@@ -542,7 +577,7 @@ class TorchSide(ProgramSide):
     def train(self, weights: Mapping[str, np.ndarray], batches: list[Any]) -> list[float]:
         """The losses of a run from given weights."""
         self.begin(weights)
-        losses = []
+        before, losses = self.marks(), []
         for step, (spec, batch) in enumerate(batches):
             if not self.pending:
                 self.model.zero_grad(set_to_none=True)
@@ -550,6 +585,7 @@ class TorchSide(ProgramSide):
             self._backward(loss)
             losses.append(loss.item())
             self._step(step)
+        self.note_kept(before)
         return losses
 
 
@@ -574,6 +610,15 @@ class Force(torch.autograd.Function):
             return g, None, None, None
         ctx.keep(g)
         return (g if ctx.cotangent is None else ctx.cotangent), None, None, None
+
+
+def changed_leaves(before: Arrays, nest: Any) -> Arrays:
+    """Returns what leaves of a nest are now, if that is another value than before; a leaf that was
+    taken out is empty."""
+    after = {path or "batch": tree.to_numpy(x) for path, x in tree.leaves(nest)}
+    found = {path: after.get(path, np.zeros(0)) for path in before}
+    return {path: x for path, x in found.items()
+            if not np.array_equal(x, before[path], equal_nan=x.dtype.kind == "f")}  # fmt: skip
 
 
 def find_device(asked: str) -> str:

@@ -205,6 +205,15 @@ class Watched(TorchFunctionMode):
             self.conditions.note(place, outcomes, float(x.detach().real.double().sum()), *numbers)
 
 
+def backward_in_modes(loss: torch.Tensor) -> None:
+    """Does as `loss.backward()`, but modes see what hooks and functions with a gradient of their
+    own call: torch leaves a mode while that handles a function, such as `backward`."""
+    start = torch.ones_like(loss, memory_format=torch.preserve_format)
+    torch.autograd.Variable._execution_engine.run_backward(
+        (loss,), (start,), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
 def _numbers(given: Iterable[Any]) -> list[float]:
     return [float(x) for x in given if type(x) in (int, float)]
 

@@ -25,6 +25,14 @@ def take_apart(tree: Any, path: str = "") -> tuple[Any, dict[str, np.ndarray]]:
     return {"array": path or "batch", "dtype": dtype}, {path or "batch": x}
 
 
+def formats_of(spec: Any) -> set[str]:
+    """Returns the formats of a nest's arrays."""
+    if isinstance(spec, dict):
+        found = {spec["dtype"]} if isinstance(spec.get("dtype"), str) else set[str]()
+        return found.union(*map(formats_of, spec.values()))
+    return set[str]().union(*map(formats_of, spec)) if isinstance(spec, list) else set()
+
+
 def leaves(nest: Any, path: str = "", depth: int = 8) -> Iterator[tuple[str, Any]]:
     """Yields the arrays and numbers of a nest with their paths, such as logits and states.0.mean:
     of dicts, sequences, dataclasses and other objects that hold some."""

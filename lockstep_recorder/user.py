@@ -115,7 +115,7 @@ class User:
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # dataclasses look their module up
-            vars(module)[NAME] = self.conditions.compare
+            vars(module)[NAME] = self.conditions
             with _as_command(path), _watching_import(self.name):
                 spec.loader.exec_module(module)
             return module

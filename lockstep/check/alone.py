@@ -66,8 +66,7 @@ def compare_alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
     for first, r, p, figure, x, y in sorted(found, key=lambda each: each[:2]):
         rule = OWN if port.own else "update"
         rung.add(rule, f"{r}, step {first} of {steps}", figure, bound, p, x, y, r)
-    for name, mine, other, p in _left(moved, reference, entries, port):
-        where = f"{name}, after {steps} steps"
+    for where, mine, other, p in _left(moved, reference, entries, port, steps):
         rung.add("state", where, gap_of(mine, other), bound, p, mine, other)
     if bound == ALONE:
         compare_slots(rung, moved, reference, entries, steps)
@@ -85,19 +84,24 @@ def compare_alone(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
 
 
 def _left(
-    moved: Trace, reference: Trace, entries: list[Entry], port: Port
+    moved: Trace, reference: Trace, entries: list[Entry], port: Port, steps: int
 ) -> Iterator[tuple[str, np.ndarray | None, np.ndarray | None, str]]:
     """Yields what many updates left in state that they change: buffers, and the arrays of variables
-    that both sides have."""
+    that both sides have, these also after 1, 2, 4, ... updates."""
     ours, theirs = moved.group("left"), reference.group("left")
     before = port.weights(reference.weights)
     changed = {*changed_state(theirs, reference.weights)}, {*changed_state(ours, before)}
     buffers = [e for e in entries if e.reference.name in changed[0] or e.port.name in changed[1]]
     for name, x, y, entry in by_piece(buffers, {**before, **ours}, {**reference.weights, **theirs}):
-        yield name, x, y, str(entry.port)
-    kept = moved.group("kept left"), reference.group("kept left")
-    for name, mine, other in variables(*kept, entries):
-        yield f"{name} that update keeps", mine, other, name
+        yield f"{name}, after {steps} steps", x, y, str(entry.port)
+    seen = {name.partition("/")[0] for name in reference.group("kept after")}
+    looks = [(n, f"kept after/{n}") for n in sorted(int(n) for n in seen if n.isdecimal())]
+    wrong = set[str]()
+    for taken, key in [*looks, (steps, "kept left")]:
+        for name, mine, other in variables(moved.group(key), reference.group(key), entries):
+            if name not in wrong:  # what follows is its echo
+                yield f"{name} that update keeps, after {taken} steps", mine, other, name
+                wrong |= set() if gap_of(mine, other) <= ALONE else {name}
 
 
 def _add_thawed(

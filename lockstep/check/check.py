@@ -140,6 +140,7 @@ def _uncompared(aligned: Alignment, ends: Ends, judged: Judgement) -> list[str]:
         *judged.uncompared,
         *(name for stage in ends.stages.values() for name in stage.uncompared),
         *notes.kept_alone(reference, port),
+        *notes.other_batches(reference, port),
         *([] if forward_alone else notes.unshown(reference, port)),
         *compare_dropout(reference.about, port.facts, aligned.calls, trial.free.calls),
     ]

@@ -84,7 +84,7 @@ def measure(
             rung.add("state", name, math.inf, 0.0)
         climbed += [rungs.updates(port, reference, entries),
                     compare_alone(port, reference, entries), rung,
-                    rungs.curves(port, reference)]  # fmt: skip
+                    rungs.curves(port, reference, entries)]  # fmt: skip
     stages = {rung.number: rung for rung in climbed}
     outputs = compare_outputs(reference, port, trial, later, bounds)
     stages["6"] = outputs.stage

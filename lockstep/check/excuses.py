@@ -171,7 +171,7 @@ def clip(
         return None, reference
     port.mends = frameworks[1] == "torch"
     made = [rungs.updates(port, mended, entries), compare_alone(port, mended, entries),
-            rungs.curves(port, mended)]  # fmt: skip
+            rungs.curves(port, mended, entries)]  # fmt: skip
     before, after = ({(rung.number, spot.detail) for rung in each for spot in rung.spots}
                      for each in (plain, made))  # fmt: skip
     if not after < before:

@@ -31,7 +31,7 @@ from lockstep.check.settle import (
 )
 from lockstep.check.sides.modules import module_of
 from lockstep.check.sides.trace import Trace
-from lockstep.check.written import compare_as_written
+from lockstep.check.written import compare_as_written, compare_whole_numbers
 from lockstep_recorder.noise import STATISTICS
 from lockstep_recorder.recording import prefixed
 
@@ -73,6 +73,10 @@ def judge(aligned: Alignment, ends: Ends, accept: list[str], *, initial: bool) -
     as_written, in_evaluation = compare_as_written(
         aligned.reference.about, aligned.port.facts, ends.stages["2"]
     )
+    if not aligned.reference.about.get("forward"):
+        as_written += compare_whole_numbers(
+            aligned.reference.about, aligned.port.limits(), ends.stages["2"]
+        )
     uncompared = list[str]()
     if initial:
         uncompared += compare_built(ends.stages["0"], aligned.entries, aligned.port,

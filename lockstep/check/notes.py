@@ -19,6 +19,7 @@ from lockstep.check.sides.trace import Trace
 from lockstep.judge.compare import norm_gap
 from lockstep.judge.tolerances import NORM
 
+BATCH_ROUNDING = 1e-5  # relative: one side may draw in float32
 SHOWN = 1e-9  # relative: more than rounding makes of a loss
 
 
@@ -186,11 +187,25 @@ def _updates(reference: Trace, climbed: list[Stage]) -> list[str]:
     return found
 
 
+def other_batches(reference: Trace, port: Port) -> list[str]:
+    """Says if the port's own `batch` gives other batches than those that both were fed."""
+    theirs = reference.group("batch")
+    steps = len({name.partition("/")[0] for name in theirs})
+    nest, ours = port.batches(steps)
+    if nest is None:
+        return []
+    alike = theirs.keys() == ours.keys() and all(
+        x.shape == ours[name].shape and norm_gap(ours[name], x) <= BATCH_ROUNDING
+        for name, x in theirs.items()
+    )
+    return [] if alike else ["the port's own batch, which gives other values"]
+
+
 def kept_alone(reference: Trace, port: Port) -> list[str]:
     """Lists the variables that the reference's `update` changes, such as averaged weights, and that
     the port does not have."""
     names_of = reference.about.get("kept", [])
-    ours = {name.partition("/")[0] for name in port.kept()} if names_of else set()
+    ours = port.keeps | ({name.partition("/")[0] for name in port.kept()} if names_of else set())
     return [f"{name}, which update keeps" for name in names_of if name not in ours]
 
 
@@ -210,11 +225,19 @@ def unshown(reference: Trace, port: Port) -> list[str]:
         for each in conditions[name]
         if _condition_key(each) not in keys[other]
     ]
-    return found + [
-        f"{variable}, which the {name} sets while it is traced"
-        for name, about in sides.items()
-        for variable in about.get("sets", [])
-    ]
+    return (
+        found
+        + [
+            f"{variable}, which the {name} sets while it is traced"
+            for name, about in sides.items()
+            for variable in about.get("sets", [])
+        ]
+        + [
+            f"whole numbers that overflow on both sides, at {about['wraps'][0]} of the {name}"
+            for name, about in [*sides.items()][:1]
+            if all(each.get("wraps") for each in sides.values())
+        ]
+    )
 
 
 def _condition_key(condition: dict[str, Any]) -> tuple[Any, ...]:

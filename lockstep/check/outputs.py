@@ -96,6 +96,8 @@ def compare_outputs(
         else:
             _add(made, name, 0, found, x, bound, arrives)
     _add_later(made, ours, theirs, partners, bound_of)
+    if not forward:
+        _add_evaluated(made, reference, port, trial, partners, bound_of)
     for r, p in partners.items():
         both = f"{_name(r)} with {_name(p)}"
         if r != p and r in ours[0] and p in theirs[0] and is_number(r) and is_number(p):
@@ -123,6 +125,27 @@ def _add_later(
             elif (x is None) != (y is None):
                 made.stage.add("result", f"{_name(r)} of batch {step}", np.inf, 0.0, p, x, y,
                                "one side alone gives it")  # fmt: skip
+
+
+def _add_evaluated(
+    made: Outputs, reference: Trace, port: Port, trial: Trial, partners: dict[str, str],
+    bound_of: Callable[[str, str], float],
+) -> None:  # fmt: skip
+    """Adds what the models give in evaluation, where that is another than in training; it has no
+    partner where one side alone, such as a torch module, has such a mode."""
+    theirs, ours = reference.group("evaluated"), port.evaluated(trial.weights)
+    trained = outputs_of(reference.about, reference.arrays)
+    both = (theirs, trained), (ours, trial.free.outputs)
+    if all(name in plain and norm_gap(x, plain[name]) <= rungs.NORM.bound
+           for found, plain in both for name, x in found.items()):  # fmt: skip
+        return
+    pairs = [(r, p) for r, p in partners.items() if r in theirs and p in ours]
+    for r, p in pairs:
+        x, y = turned(ours[p], theirs[r]), theirs[r]
+        where = f"{_name(r)} in evaluation"
+        made.stage.add("result", where, gap_beside_fill(x, y), bound_of(r, p), p, x, y)
+    if not pairs:
+        made.lacks.append("what the model gives in evaluation")
 
 
 def is_number(key: str) -> bool:

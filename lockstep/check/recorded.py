@@ -34,7 +34,8 @@ class RecordedPort(Port):
         self.facts, self.initial = recorded.about, recorded.weights
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping = self.first = None
-        self.own = {}
+        self.own, self.trained = {}, recorded.group("kept trained")
+        self.keeps = {*recorded.about.get("kept", [])}
 
     def run(self, weights: Arrays, *, forced: Arrays | None = None, step: int = 0) -> PortRun:
         """Raises UserError where the recording started from other weights."""
@@ -49,6 +50,9 @@ class RecordedPort(Port):
         slots = shipped(about, self.recorded.arrays)
         outputs = {name: self.recorded.arrays[key] for name, key in slots.items()}
         return PortRun(about["loss"], calls, group("grad"), group("state"), outputs, slots)
+
+    def evaluated(self, weights: Arrays) -> Arrays:
+        return self.recorded.group("evaluated")
 
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Returns the moments of the whole tensor."""
@@ -79,6 +83,9 @@ class RecordedPort(Port):
     def kept(self) -> Arrays:
         return self.recorded.group("kept")
 
+    def batches(self, steps: int) -> tuple[Any, Arrays]:
+        return None, {}
+
     def limits(self) -> dict[str, Any]:
         return self.facts
 
@@ -88,7 +95,7 @@ class RecordedPort(Port):
         moved = {f"{kind}/{name}": x[:steps] for kind in VARIED
                  for name, x in self._steps.group(kind).items()}  # fmt: skip
         moved |= {n: x for n, x in self.recorded.arrays.items()
-                  if n.startswith(("left/", "kept left/", "asked/"))}  # fmt: skip
+                  if n.startswith(("left/", "kept left/", "kept after/", "asked/"))}  # fmt: skip
         return Trace({}, moved | {f"slot/{name}": x for name, x in slots})
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:

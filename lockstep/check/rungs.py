@@ -352,12 +352,28 @@ def accumulation(
     for name, mine, other in variables(found.group("moved"), reference.group("moved"), entries):
         where = f"{name} that loss moves"
         rung.add("state", where, gap_of(mine, other), NORM.bound, name, mine, other)
+    for name, mine, other in spoiled(found, reference):
+        where, bound = f"{name}, which loss changes", bounds.of("losses", "losses")
+        rung.add("state", where, gap_of(mine, other), bound, name, mine, other)
     for name, p, x, y in counters(found.group("counted"), reference.group("counted")):
         rung.add("state", name, norm_gap(x, y), 0.0, p, x, y)
     roots = [
         {name.partition("/")[0] for name in side.group("moved")} for side in (found, reference)
     ]
     return rung, found.group("output"), sorted(roots[1] - roots[0])
+
+
+def spoiled(
+    found: Trace, reference: Trace
+) -> Iterator[tuple[str, np.ndarray | None, np.ndarray | None]]:
+    """Yields what the losses of both sides have made of their batches; where one side alone changes
+    a leaf, the other's is what was given."""
+    both = found.group("spoiled"), reference.group("spoiled")
+    for name in {**both[1], **both[0]}:
+        step, _, leaf = name.partition("/")
+        given = reference.arrays.get(f"batch/{name}")
+        ours, theirs = (side.get(name, given) for side in both)
+        yield f"{leaf} of batch {step}", ours, theirs
 
 
 def counters(ours: Arrays, theirs: Arrays) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
@@ -454,8 +470,9 @@ def changed_state(after: Arrays, before: Arrays) -> list[str]:
     return [n for n, x in after.items() if n in before and not np.array_equal(x, before[n])]
 
 
-def curves(port: Port, reference: Trace) -> Stage:
-    """Rung 8: the losses of whole runs, against rounding and the reference's own noise."""
+def curves(port: Port, reference: Trace, entries: list[Entry]) -> Stage:
+    """Rung 8: the losses of whole runs, against rounding and the reference's own noise; and what
+    updates keep then, such as the best weights so far."""
     rung = Stage(number="8", name="loss curves")
     losses = np.array(reference.about.get("losses", []))
     if not len(losses):
@@ -488,4 +505,10 @@ def curves(port: Port, reference: Trace) -> Stage:
         place = f"from step {beyond[0] + 1}" if len(beyond) else found.where
         rung.add("curve", f"{place} of {len(losses)}", found.figure, found.bound,
                  ours=ours, theirs=losses)  # fmt: skip
+    if exact:
+        noises = reference.group("kept noise")
+        for name, x, y in variables(port.trained, reference.group("kept trained"), entries):
+            noise = float(np.max(noises.get(name, np.zeros(())), initial=0.0))
+            where = f"{name} that update keeps, after the loss curve"
+            rung.add("state", where, gap_of(x, y), max(NOISE.bound * noise, ALONE), name, x, y)
     return rung

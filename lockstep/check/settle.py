@@ -33,6 +33,7 @@ CAUSED_BY = {
     ("5", "state"): {"forward", "mapping", "accumulation", "state"},
     ("6", "result"): {"forward", "mapping", "accumulation", "state"},
     ("8", "curve"): TRAINED,
+    ("8", "state"): TRAINED,
 }
 ORDER = ("1", "2", "3", "5", "6", "4i", "4", "8")
 FOLLOWS = 10  # times what is accepted, at most, that follows from it where it cannot be mended
@@ -149,7 +150,7 @@ def left_of_accepted(
         number = isolated.get((spot.rung, spot.rule))
         if number and not stages[number].lacks:
             return spot.where not in {other.where for other in stages[number].spots}
-        return mended and spot.rule in ("curve", "loss", "gradient")
+        return mended and (spot.rung == "8" or spot.rule in ("loss", "gradient"))
 
     batches = sum(found.rule == "loss" for found in stages["5"].findings)
 

@@ -11,6 +11,21 @@ from lockstep_recorder.noise import ULPS
 Facts = dict[str, Any]
 
 
+def compare_whole_numbers(reference: Facts, port: Facts, rung: Stage) -> list[Root]:
+    """Returns a root, whose finding it adds to a rung, if whole numbers leave their formats on one
+    side alone: here they are int64 on both, which JAX ordinarily has not, nor a batch of uint8."""
+    sides = {"reference": reference.get("wraps", []), "port": port.get("wraps", [])}
+    wrapping = [(side, places) for side, places in sides.items() if places]
+    if len(wrapping) != 1:
+        return []
+    side, places = wrapping[0]
+    root = _root(rung, "whole numbers", places[0], 1.0, 0.0)
+    root.entry = "whole numbers"
+    root.cause = f"they overflow in the {side} as it is written, and are int64 here: {places[0]}"
+    root.remedy = "compute them in a wider format, or in floats"
+    return [root]
+
+
 def compare_as_written(reference: Facts, port: Facts, rung: Stage) -> tuple[list[Root], list[Root]]:
     """Returns roots, whose findings it adds to a rung: what the port alone computes in a narrower
     format, though both sides' products have one; and where it alone drops out in evaluation, which

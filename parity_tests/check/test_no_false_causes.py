@@ -286,7 +286,7 @@ BARE = NORMED.replace(
     "        return self.out(self.norm(torch.tanh(self.lin(x))))",
     """        x = torch.tanh(F.linear(x, self.lin.weight, self.lin.bias))
         x = F.batch_norm(x, self.norm.running_mean, self.norm.running_var, self.norm.weight,
-                         self.norm.bias, True, 0.1)
+                         self.norm.bias, self.training, 0.1)
         return F.linear(x, self.out.weight, self.out.bias)""",
 )
 TOKENS = (
@@ -402,9 +402,9 @@ def test_statistics_of_a_wrong_value_are_echoes() -> None:
     """Each was a root, where the port shows no modules."""
     (root,) = check(NORMED, BARE, ("torch.tanh(", "torch.sin(")).roots
     assert root.where != "norm.running_mean" and "torch.sin(" in root.lines[1]
-    roots = check(NORMED, BARE, ("True, 0.1)", "True, 0.2)")).roots
+    roots = check(NORMED, BARE, ("training, 0.1)", "training, 0.2)")).roots
     assert {root.where for root in roots} == {"norm.running_mean; norm.running_var"}
-    lasts = (".square().mean()", ".square().sum()"), ("True, 0.1)", "True, 0.2)")
+    lasts = (".square().mean()", ".square().sum()"), ("training, 0.1)", "training, 0.2)")
     roots = check(NORMED, BARE, *lasts).roots
     assert [root.where for root in roots][-1] == "loss" and len(roots) == 2
 

@@ -1507,6 +1507,102 @@ THIRD: tuple[Row, ...] = (
 )  # fmt: skip
 
 
+# Found by a third attack --------------------------------------------------------------------------
+# What stood under a name with `_` or in an object of another file, what `update` keeps at steps that
+# nobody looked at, what `loss` makes of its batch, and conditions that no comparison was.
+PRIVATE = (
+    PLAIN.replace("        self.a,", "        self._usage = torch.zeros(8)\n        self.a,")
+    .replace("        return self.c(h)",
+             "        self._usage = 0.9 * self._usage + 0.1 * h.detach().mean(0)\n"
+             "        return self.c(h)")
+    .replace("def loss(model, batch):\n", """_SEEN = 0.0
+
+
+def loss(model, batch):
+    global _SEEN
+    _SEEN += float(batch["y"].mean())
+""")
+)  # fmt: skip
+RARELY = (
+    PLAIN
+    + SGD
+    + """
+AVERAGE, COUNT = {}, 0
+
+
+def update(model, opt, step):
+    global AVERAGE, COUNT
+    opt.step()
+    if step % 25 == 13:
+        COUNT += 1
+        AVERAGE = {n: AVERAGE.get(n, 0.0) + (p.detach() - AVERAGE.get(n, 0.0)) / COUNT
+                   for n, p in model.named_parameters()}
+"""
+)
+OVERWRITTEN = (
+    PLAIN
+    + SGD
+    + """
+LAST = 0.0
+
+
+def update(model, opt, step):
+    global LAST
+    opt.step()
+    LAST = step * float(model.a.bias[0].detach()) if step < 15 else 0.0
+"""
+)
+CHAINED = GUARDED.replace("    if norm > 1e5:", "    if not 0 <= float(norm) < 1e5:")
+BACKWARD = PLAIN.replace(
+    "    def forward",
+    "        self.a.weight.register_hook(lambda g: g.clamp(-5, 5))\n\n    def forward",
+)
+EVALUATED = BATCHES_OF_A_NORM.replace(
+    "        return self.c(torch.tanh(h))",
+    "        y = self.c(torch.tanh(F.batch_norm(\n"
+    "            h, self.running_mean, self.running_var, training=self.training, eps=1e-5)))\n"
+    "        return y if self.training else 1.5 * y",
+)
+PIXELS = PLAIN.replace(
+    '{"x": draw.normal(size=(8, 6))', '{"x": draw.integers(0, 99, (8, 6), np.uint8)'
+).replace('batch["x"]', 'batch["x"].double() * 3 / 99')
+FOURTH: tuple[Row, ...] = (
+    Row("evaluation, rightly", EVALUATED, (("1.5 * y", "y * 1.5"),), verdict=EQUAL, was=EQUAL),
+    Row("another factor in evaluation", EVALUATED, (("1.5 * y", "y / 1.5"),), was=EQUAL),
+    Row("another statistic in evaluation", EVALUATED, (("eps=1e-5", "eps=1e-5 if self.training else 1e-3"),),
+        was=EQUAL),
+    Row("small whole numbers, rightly", PIXELS, verdict=EQUAL, was=EQUAL),
+    Row("small whole numbers that overflow", PIXELS,
+        (("batch[\"x\"].double() * 3", "(batch[\"x\"] * 3).double()"),), was=EQUAL),
+    Row("small whole numbers that overflow on both sides", PIXELS.replace("[\"x\"].double() * 3", "[\"x\"] * 3"),
+        verdict=EQUAL, was=EQUAL, told="not compared: whole numbers that overflow on both sides, at uint8"),
+    Row("the port's own batch", PLAIN, (("draw.normal(size=(8, 6))", "draw.normal(size=(8, 6)) / 2"),),
+        verdict=EQUAL, was=EQUAL, told="not compared: the port's own batch, which gives other values"),
+    Row("a batch that loss leaves alone, rightly", PLAIN,
+        (("model(batch[\"x\"])", "model(batch[\"x\"].clone().mul_(2) / 2)"),), verdict=EQUAL, was=EQUAL),
+    Row("a batch that loss changes", PLAIN,
+        (("model(batch[\"x\"])", "model(batch[\"x\"].mul_(2) / 2)"),), was=EQUAL),
+    Row("a batch that both change, rightly", PLAIN.replace("model(batch[\"x\"])", "model(batch[\"x\"].mul_(2))"),
+        (("x\"].mul_(2)", "x\"].add_(batch[\"x\"].clone())"),), verdict=EQUAL, was=EQUAL),
+    Row("private state, rightly", PRIVATE, verdict=EQUAL, was=EQUAL),
+    Row("a private attribute of the model", PRIVATE, (("0.9 * self._usage + 0.1", "0.1 * self._usage + 0.9"),),
+        was=EQUAL),
+    Row("a private variable", PRIVATE, (("_SEEN += float", "_SEEN += 2 * float"),), was=EQUAL),
+    Row("what update keeps at few steps, rightly", RARELY, verdict=EQUAL, was=EQUAL),
+    Row("what update keeps at few steps", RARELY, (("/ COUNT", "/ 2"),), was=EQUAL),
+    Row("what update keeps and overwrites, rightly", OVERWRITTEN, verdict=EQUAL, was=EQUAL),
+    Row("what update keeps and overwrites", OVERWRITTEN, (("= step *", "= 2 * step *"),), was=EQUAL),
+    Row("a chained condition, rightly", CHAINED, verdict=EQUAL, was=EQUAL,
+        told="11 rungs; not compared: what comes after"),
+    Row("a chained condition", CHAINED, (("< 1e5", "< 1e7"),), verdict=EQUAL, was=EQUAL,
+        told="the other outcome of ref.py:42  if not 0 <= float(norm) < 1e5:  (part 2) in the ref"),
+    Row("a condition in the backward pass, rightly", BACKWARD, verdict=EQUAL, was=EQUAL,
+        told="rungs; not run: 4i, 4, 8; not compared: what comes after"),
+    Row("a condition in the backward pass", BACKWARD, (("clamp(-5, 5)", "clamp(-5, 9)"),), verdict=EQUAL,
+        was=EQUAL, told="(lambda g: g.clamp(-5, 5))  (above 5) in the reference"),
+)  # fmt: skip
+
+
 # In the programs' own precision -------------------------------------------------------------------
 # Where it stood: `rungs.Bounds` took the noise of the noisier program, also where that is the port.
 IN_BETWEEN = "h.bfloat16().to(h.dtype)"
@@ -1622,6 +1718,20 @@ IN_JAX: tuple[Row, ...] = (
         (("def loss(params, batch):", "COUNT = 0\n\n\ndef loss(params, batch):\n    global COUNT\n"
           "    COUNT += 1"),), verdict=EQUAL, was=EQUAL,
         told="not compared: COUNT, which the port sets while it is traced"),
+    Row("whole numbers beyond 32 bits", OF_TORCH,
+        (("    mask = batch[\"mask\"].astype(rows.dtype)",
+          "    mask = (batch[\"mask\"] * 2000000011 * 3 // 3 // 2000000011).astype(rows.dtype)"),), was=EQUAL),
+    Row("whole numbers within 32 bits, rightly", OF_TORCH,
+        (("    mask = batch[\"mask\"].astype(rows.dtype)",
+          "    mask = ((batch[\"mask\"] * 30007) // 30007).astype(rows.dtype)"),), verdict=EQUAL, was=EQUAL),
+    Row("a bound in a gradient of its own", OF_TORCH,
+        (("def lin(part, x):", "@jax.custom_vjp\ndef same(x):\n    return x\n\n\nsame.defvjp(lambda x: (x, x), "
+          "lambda x, g: (jnp.where(jnp.abs(x) <= 99, g, 0),))\n\n\ndef lin(part, x):"),
+         ("h = 30 * jnp.tanh(lin(", "h = 30 * jnp.tanh(same(lin("), ("[\"inp\"], x))\n    h = h", "[\"inp\"], x)))\n    h = h")),
+        verdict=EQUAL, was=EQUAL, told="not compared: the other outcome of port.py:"),
+    Row("no zeros for what is no number", OF_TORCH,
+        (("return optax.chain(", "return optax.chain(optax.zero_nans(), "),), verdict=EQUAL, was=EQUAL,
+        told="the other outcome of optax  zero_nans in the port"),
     Row("a bound that no value reaches", OF_TORCH,
         (("h = 30 * jnp.tanh(lin(params[\"inp\"], x))", "h = jnp.clip(30 * jnp.tanh(lin(params[\"inp\"], x)), -31, 31)"),),
         verdict=EQUAL, was=EQUAL, told="not compared: the other outcome of port.py:"),
@@ -1632,5 +1742,5 @@ IN_JAX: tuple[Row, ...] = (
 KINDS = {
     "exchanged": NAMES, "turned": TURNED, "later": LATER, "float32": FLOATS, "accepted": BESIDE,
     "unseen": UNSEEN, "one side": ONE_SIDE, "state": STATE, "small": GRADIENTS,
-    "attack": ATTACKS, "beside": HELD_BESIDE, "left out": THIRD,
+    "attack": ATTACKS, "beside": HELD_BESIDE, "left out": THIRD, "unwatched": FOURTH,
 }  # fmt: skip

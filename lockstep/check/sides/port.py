@@ -12,6 +12,7 @@ from lockstep.check.pairing.tensors import Tensors
 from lockstep.check.sides.modules import Calls, module_of
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
+from lockstep.errors import UserError
 from lockstep.model.params import Arrays
 from lockstep_recorder.noise import NUDGES, NudgedWeights
 from lockstep_recorder.recording import SHARE, moments, prefixed, shipped
@@ -49,6 +50,8 @@ class Port:
         self.shapes = {name: x.shape for name, x in self.initial.items()}
         self.mapping: Mapping | None = None
         self.first: PortRun | None = None  # on its own weights
+        self.trained: Arrays = {}  # variables that updates change, after a loss curve
+        self.keeps = set[str]()  # variables that an update changes, its own or the reference's
         self.own: Arrays = {}  # gradients of its tensors of which one side alone has any
 
     @property
@@ -86,6 +89,11 @@ class Port:
             header["loss"], calls, group(seen, "grad"), group(seen, "state"), outputs, slots
         )
 
+    def evaluated(self, weights: Arrays) -> Arrays:
+        """Gets what it ships in evaluation, of the first batch; nothing without such a mode."""
+        given = prefixed("weights", weights) | prefixed("batch", self.reference.group("batch/0"))
+        return self.program.ask("evaluate", given, batch=self.batch)[1]
+
     def moments(self, piece: layout.Piece) -> dict[str, Any]:
         """Measures the values that `build` left."""
         x = piece.take(self.initial)
@@ -106,6 +114,15 @@ class Port:
         """Gets the arrays of the variables that its or the reference's `update` changes."""
         return self.program.ask("kept", names=self.reference.about.get("kept", []))[1]
 
+    def batches(self, steps: int) -> tuple[Any, Arrays]:
+        """Gets the nest, `STEP/PATH` and the arrays of its own first batches; nothing if it has no
+        function `batch`, or if that raises."""
+        try:
+            header, found = self.program.ask("batches", steps=steps)
+        except UserError:
+            return None, {}
+        return header["batch"], group(found, "batch")
+
     def limits(self) -> dict[str, Any]:
         """Gets what its runs have not shown: `conditions` that always came out alike, see
         `lockstep_recorder.conditions`, and `sets`, variables that JAX sets while it traces."""
@@ -117,6 +134,7 @@ class Port:
         header, moved = self.program.ask("alone", given, steps=steps, mends=self.mends,
                                          names=self.reference.about.get("kept", []))  # fmt: skip
         self.facts |= header
+        self.keeps |= {name.partition("/")[0] for name in group(moved, "kept left")}
         return Trace(header, moved)
 
     def accumulate(self, weights: Arrays, steps: int) -> tuple[list[float], Trace]:
@@ -133,8 +151,10 @@ class Port:
 
     def train(self, weights: Arrays, steps: int) -> list[float]:
         arrays = prefixed("weights", weights) | self._batches(steps)
-        header, _ = self.program.ask("train", arrays, batch=self.batch, steps=steps,
-                                     mends=self.mends)  # fmt: skip
+        header, self.trained = self.program.ask(
+            "train", arrays, batch=self.batch, steps=steps, mends=self.mends,
+            names=self.reference.about.get("kept", []),
+        )  # fmt: skip
         return list(header["losses"])
 
     def envelope(self, weights: Arrays, losses: np.ndarray) -> np.ndarray:

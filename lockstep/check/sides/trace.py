@@ -138,16 +138,14 @@ def _problem(about: dict[str, Any]) -> str:
         return "mended says nothing of its end"
     if type(about.get("ended", "")) is not str:
         return "ended is no reason"
-    kept = about.get("kept", [])
-    if type(kept) is not list or not all(type(each) is str for each in kept):
-        return "kept holds more than names"
+    for name in ("kept", "sets", "wraps"):
+        held = about.get(name, [])
+        if type(held) is not list or not all(type(each) is str for each in held):
+            return f"{name} holds more than names"
     if type(about.get("mapping", {})) is not dict:
         return "mapping is no dict"
     if not all(type(path) is str for path in about["paths"].values()):
         return "paths holds more than paths"
-    sets = about.get("sets", [])
-    if type(sets) is not list or not all(type(name) is str for name in sets):
-        return "sets holds more than names"
     if not _are_conditions(about.get("conditions", [])):
         return "conditions holds more than lines and numbers"
     if not _is_written(about["written"]):
