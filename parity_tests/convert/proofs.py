@@ -84,10 +84,6 @@ def convert_arrays(map_: Map, source: Arrays, **how: Any) -> tuple[Plan, Arrays]
     return plan, target
 
 
-def _layers(n: int, **shapes: tuple[int, ...]) -> Shapes:
-    return {name.format(i): shape for i in range(n) for name, shape in shapes.items()}
-
-
 Q, K, V = "qkv"
 PROOFS = {
     "a transposed kernel in each layer": Proof(

@@ -281,18 +281,10 @@ MAP = {
 }  # fmt: skip
 
 
-def make_maps() -> list[Files]:
-    return [{"map.json": json.dumps(MAP).encode()}]
-
-
 def read_map(folder: Path) -> list[dict[str, Any]]:
-    return _propose(_read_map(folder / "map.json"))
-
-
-def _propose(content: dict[str, Any]) -> list[dict[str, Any]]:
     shapes = {"a.weight": (2, 3), "a.bias": (3,)}
     side = Tensors(shapes, {}, [*shapes], "torch", {"a.weight"})
-    return report.tensors_json(propose(side, side, content))
+    return report.tensors_json(propose(side, side, _read_map(folder / "map.json")))
 
 
 FORMS = {
@@ -301,7 +293,7 @@ FORMS = {
     "weights": Form(make_huggingface, read_weights),
     "ckpt": Form(lambda: [{"ckpt.pt": ckpt(ARGUMENTS)}], read_ckpt),
     "rows": Form(make_rows, read_rows),
-    "map": Form(make_maps, read_map),
+    "map": Form(lambda: [{"map.json": json.dumps(MAP).encode()}], read_map),
 }
 
 

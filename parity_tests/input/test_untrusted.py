@@ -38,12 +38,8 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run")
 
 
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
 NO_FILES: dict[str, Callable[[Path], object]] = {
-    "folder": make_folder,
+    "folder": Path.mkdir,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "nothing": lambda path: path.write_bytes(b""),
 }
