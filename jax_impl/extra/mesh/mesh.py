@@ -46,6 +46,7 @@ def shard(
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """Lets a step leave the state divided as it came, so that it can be donated."""
 
+    @wraps(step)  # whose name `lockstep compile` looks for in what XLA writes
     def sharded_step(state: State, window: Batch) -> tuple[State, Metrics]:
         after, metrics = step(state, window)
         after = jax.lax.with_sharding_constraint(after, shardings(after, mesh))
