@@ -50,8 +50,7 @@ def affine_by(
         dx, dweight = multiply(dy, weight.T), of_rows(x.T, dy).astype(weight.dtype)
         if no_bias is None:
             return dx, dweight, None
-        wide = jnp.promote_types(dy.dtype, jnp.float32)
-        dbias = dy.astype(wide).sum(0).astype(dy.dtype)  # may overflow float16, as in torch
+        dbias = widen(dy).sum(0).astype(dy.dtype)  # may overflow float16, as in torch
         return dx, dweight, dbias.astype(no_bias.dtype)
 
     affine.defvjp(forward, backward)
@@ -115,10 +114,12 @@ def silu(x: Array) -> Array:
 def in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     """Computes a function in at least float32, rounds once, and saves only x for backward."""
 
-    def kernel(x: Array) -> Array:
-        return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+    return jax.checkpoint(lambda x: function(widen(x)).astype(x.dtype))(x)
 
-    return jax.checkpoint(kernel)(x)
+
+def widen(x: Array) -> Array:
+    """Casts to at least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 @jax.custom_vjp
@@ -128,7 +129,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
 
 
 def _cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, tuple]:
-    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    wide = widen(logits)
     log_sums = jax.lax.platform_dependent(
         wide, cpu=partial(jax.nn.logsumexp, axis=-1), default=logsumexp
     )

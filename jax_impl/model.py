@@ -1,8 +1,8 @@
 """The GPT, as a Flax NNX module. Shape letters: see `lockstep/config/model.py`.
 
 A linear layer casts its own inputs with `jmp.Policy.cast_to_compute`; the tree of parameters is
-never cast whole. The residual stream, norms, softmax, rotation and loss stay in the output dtype.
-A feature replaces layers by a subclass of `Layers`: `extra/rules.py:FeatureLayers`.
+never cast whole. Norms, softmax, rotation and loss stay in the output dtype, the residual stream in
+`Layers.stream`. A feature replaces layers by a subclass: `extra/rules.py:FeatureLayers`.
 """
 
 from collections.abc import Callable
@@ -87,26 +87,25 @@ class TiedHead(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
+    """Normalizes rows (R, d) in at least float32, and returns that."""
 
     def __init__(self, d: int, eps: float, *, bias: bool, policy: jmp.Policy) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones(d, policy.param_dtype))
         self.bias = nnx.Param(jnp.zeros(d, policy.param_dtype)) if bias else None
 
     def __call__(self, x_RD: Array) -> Array:
-        weight = self.weight[...].astype(x_RD.dtype)
-        bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return F.layer_norm(x_RD, weight, bias, self.eps)
+        bias = None if self.bias is None else F.widen(self.bias[...])
+        return F.layer_norm(F.widen(x_RD), F.widen(self.weight[...]), bias, self.eps)
 
 
 class RMSNorm(nnx.Module):
-    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
+    """Normalizes rows (R, d) in at least float32, and returns that."""
 
     def __init__(self, d: int, eps: float, *, policy: jmp.Policy) -> None:
         self.eps, self.weight = eps, nnx.Param(jnp.ones(d, policy.param_dtype))
 
     def __call__(self, x_RD: Array) -> Array:
-        return F.rms_norm(x_RD, self.weight[...].astype(x_RD.dtype), self.eps)
+        return F.rms_norm(F.widen(x_RD), F.widen(self.weight[...]), self.eps)
 
 
 @dataclass(frozen=True)
@@ -170,6 +169,7 @@ class Layers:
 
     def __init__(self, config: ModelConfig, policy: jmp.Policy, rngs: nnx.Rngs) -> None:
         self.config, self.policy, self.rngs = config, policy, rngs
+        self.stream = policy.output_dtype  # of the residual stream
 
     def embedding(self, n: int) -> Embedding:
         return Embedding(n, self.config.d_model, policy=self.policy, rngs=self.rngs)
@@ -224,17 +224,13 @@ class Attention(nnx.Module):
         y_BTHK = qkv_RD.reshape(-1, positions.t, heads + 2 * groups, self.config.d_head)
         q, k, v = self.split_heads(y_BTHK, (heads, heads + groups))
         if self.config.qk_norm:
-            q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
+            q, k = self.q_norm(q).astype(q.dtype), self.k_norm(k).astype(k.dtype)
         if self.config.position == "rope":
             rope = parse_rope(self.config.rope)
             tables = rotary.table(self.config.context, self.config.d_head, rope)
             cos, sin = (positions.select(jnp.asarray(table, self.output_dtype)) for table in tables)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return self.attend(q, k, v, positions).reshape(qkv_RD.shape[0], -1)
-
-    def normalize(self, norm: RMSNorm, x_BTHK: Array) -> Array:
-        """Normalizes each head in the output dtype, and casts back."""
-        return norm(x_BTHK.astype(self.output_dtype)).astype(x_BTHK.dtype)
 
 
 class MLP(nnx.Module):
@@ -275,8 +271,8 @@ class Block(nnx.Module):
         def mlp(x: Array) -> Array:
             return dropout(self.mlp(self.norm2(x)), layer, "mlp")
 
-        x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
-        return x_RD + remat_sublayer(mlp, self.remat)(x_RD)
+        x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD).astype(x_RD.dtype)
+        return x_RD + remat_sublayer(mlp, self.remat)(x_RD).astype(x_RD.dtype)
 
 
 class GPT(nnx.Module):
@@ -296,7 +292,7 @@ class GPT(nnx.Module):
     ) -> None:  # fmt: skip
         self.config, self.remat, self.output_dtype = config, remat, policy.output_dtype
         layers = make_layers(config, policy, rngs)
-        self.positions = layers.positions
+        self.positions, self.stream = layers.positions, layers.stream
         self.embed = layers.embedding(config.d_vocab)
         if config.position == "learned":
             self.position = layers.embedding(config.context)
@@ -321,7 +317,8 @@ class GPT(nnx.Module):
         x_BTD = self.embed(batch.tokens).astype(self.output_dtype)
         if self.config.position == "learned":
             x_BTD = x_BTD + positions.select(self.position.weight[...]).astype(self.output_dtype)
-        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")  # -1: before the first layer
+        # -1: before the first layer
+        x_RD = dropout(x_BTD.reshape(b * t, -1).astype(self.stream), -1, "embedding")
 
         def layer(block: Split, index: Array | int, x: Array) -> Array:
             return nnx.merge(*block)(x, positions, index, dropout)

@@ -19,6 +19,7 @@ PACKED: Flags = {"windows": "packed"}
 MASKED: Flags = {"windows": "masked"}
 LEAN: Flags = {"n_layer": 1, "accum": 1, "dropout": 0.0}
 LEAN_BF16: Flags = BF16 | LEAN
+BF16_STREAM: Flags = LEAN | {"policy": "bf16-stream"}
 CLIPPED_FP16: Flags = FP16 | LEAN | {"clip": 0.5}
 # Three layers, of which the middle one has the format.
 POLICY_FP8: Flags = {"policy": "fp8", "accum": 1}

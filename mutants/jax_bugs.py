@@ -280,6 +280,13 @@ def islands_of_first_block(right, self, config, parts, path, **how):
     return right(self, config, parts, "blocks.0", **how)
 
 
+@same()
+@wraps(rules, "FeatureLayers.__init__")
+def stream_in_float32(right, self, *args, **how):
+    right(self, *args, **how)
+    self.stream = jnp.float32
+
+
 @bug(rung=2, **GPT2 | LEAN)
 @replaces(functional, "moments")
 def fast_variance(x: Array) -> tuple[Array, Array]:

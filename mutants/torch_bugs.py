@@ -21,6 +21,7 @@ from lockstep.twin import StepResult
 from mutants import module_formats, narrow_formats, torch_formats, torch_step, torch_world
 from mutants.configs import (
     BF16,
+    BF16_STREAM,
     DDP,
     DECODER,
     EVALUATED,
@@ -217,11 +218,9 @@ def kv_heads_tiled() -> Plant:
 @after_each(model, "Attention.__init__")
 def norm_after_rotation(self: Any, *_: Any, **__: Any) -> None:
     """Queries and keys are rotated, then normalized."""
-    attend, normalize = self.attend, self.normalize
-    self.normalize = lambda norm, x: x
-    self.attend = lambda q, k, *rest: attend(
-        normalize(self.q_norm, q), normalize(self.k_norm, k), *rest
-    )
+    attend, q_norm, k_norm = self.attend, self.q_norm.forward, self.k_norm.forward
+    self.q_norm.forward = self.k_norm.forward = lambda x: x
+    self.attend = lambda q, k, *rest: attend(q_norm(q).to(q.dtype), k_norm(k).to(k.dtype), *rest)
 
 
 @bug(rung=2, **DECODER)
@@ -319,18 +318,23 @@ def rope_in_float32(right, x, *tables):
 
 
 @bug(rung=2, **LEAN_BF16)
-def norms_in_bfloat16() -> Plant:
+@replaces(model, "widen")
+def norms_in_bfloat16(x: Tensor) -> Tensor:
     """Norms compute in bfloat16."""
-    return both(
-        wrap(model.LayerNorm, "forward", run_in_bfloat16),
-        wrap(model.RMSNorm, "forward", run_in_bfloat16),
-    )
+    return x.bfloat16()
 
 
 @bug(rung=2, **LEAN_BF16)
 def residual_in_bfloat16() -> Plant:
     """The residual stream is bfloat16."""
     return wrap(model.Block, "forward", run_in_bfloat16)
+
+
+@bug(rung=2, **BF16_STREAM)
+@after_each(rules, "FeatureLayers.__init__")
+def stream_in_float32(self: Any, *_: Any, **__: Any) -> None:
+    """The residual stream is float32 where the policy says bfloat16."""
+    self.stream = torch.float32
 
 
 @bug(rung=2, **GPT2, **LEAN_BF16)

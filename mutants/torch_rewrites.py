@@ -91,6 +91,7 @@ def attend_with_additive_mask(
 
 def layer_norm(self: model.LayerNorm, x_RD: Tensor) -> Tensor:
     """By means and a root."""
+    x_RD = model.widen(x_RD)
     x = x_RD - x_RD.mean(-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
     x = x * self.weight.to(x.dtype)
@@ -100,6 +101,7 @@ def layer_norm(self: model.LayerNorm, x_RD: Tensor) -> Tensor:
 def rms_norm(self: model.RMSNorm, x_RD: Tensor) -> Tensor:
     """By a mean and a root."""
     assert self.eps is not None
+    x_RD = model.widen(x_RD)
     root = (x_RD.square().mean(-1, keepdim=True) + self.eps).sqrt()
     return x_RD / root * self.weight.to(x_RD.dtype)
 

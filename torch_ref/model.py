@@ -1,8 +1,8 @@
 """The GPT, as an `nn.Module`. Shape letters: see `lockstep/config/model.py`.
 
 `torch.autocast` casts the inputs of matmuls to the compute dtype, one by one; the tree of
-parameters is never cast whole. The residual stream, norms, softmax, rotation and loss stay in the
-output dtype. A feature replaces layers by a subclass of `Layers`: `extra/rules.py:FeatureLayers`.
+parameters is never cast whole. Norms, softmax, rotation and loss stay in the output dtype, the
+residual stream in `Layers.stream`. A subclass, `extra/rules.py:FeatureLayers`, brings features.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,7 @@ from .dropout import Dropout
 from .remat import remat_sublayer, through_blocks
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # rows, weight, bias or None
-Attend = Callable[
-    [Tensor, Tensor, Tensor, "Positions"], Tensor
-]  # queries, keys, values (B, T, H, K)
+Attend = Callable[[Tensor, Tensor, Tensor, "Positions"], Tensor]  # q, k, v: (B, T, H, K)
 
 
 class Embedding(nn.Embedding):
@@ -60,19 +58,23 @@ class TiedHead(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
+    """Normalizes rows (R, d) in at least float32, and returns that."""
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        weight = self.weight.to(x_RD.dtype)
-        bias = None if self.bias is None else self.bias.to(x_RD.dtype)
-        return F.layer_norm(x_RD, self.normalized_shape, weight, bias, self.eps)
+        bias = None if self.bias is None else widen(self.bias)
+        return F.layer_norm(widen(x_RD), self.normalized_shape, widen(self.weight), bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """Normalizes rows (R, d) in their dtype, which is the policy's output dtype."""
+    """Normalizes rows (R, d) in at least float32, and returns that."""
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        return F.rms_norm(x_RD, self.normalized_shape, self.weight.to(x_RD.dtype), self.eps)
+        return F.rms_norm(widen(x_RD), self.normalized_shape, widen(self.weight), self.eps)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Casts to at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Layers:
 
     def __init__(self, config: ModelConfig, output: torch.dtype) -> None:
         self.config, self.output = config, output
+        self.stream = output  # of the residual stream
 
     def embedding(self, n: int) -> Embedding:
         return Embedding(n, self.config.d_model)
@@ -185,15 +188,11 @@ class Attention(nn.Module):
         y_BTHK = qkv_RD.reshape(-1, positions.t, heads + 2 * groups, self.config.d_head)
         q, k, v = y_BTHK.split([heads, groups, groups], dim=2)
         if self.config.qk_norm:
-            q, k = self.normalize(self.q_norm, q), self.normalize(self.k_norm, k)
+            q, k = self.q_norm(q).to(q.dtype), self.k_norm(k).to(k.dtype)
         if self.config.position == "rope":
             cos, sin = (positions.select(table) for table in (self.cos, self.sin))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return self.attend(q, k, v, positions).reshape(qkv_RD.shape[0], -1)
-
-    def normalize(self, norm: RMSNorm, x_BTHK: Tensor) -> Tensor:
-        """Normalizes each head in the output dtype, and casts back."""
-        return norm(x_BTHK.to(self.output_dtype)).to(x_BTHK.dtype)
 
 
 class MLP(nn.Module):
@@ -234,8 +233,8 @@ class Block(nn.Module):
         def mlp(x: Tensor) -> Tensor:
             return dropout(self.mlp(self.norm2(x)), layer, "mlp")
 
-        x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD)
-        return x_RD + remat_sublayer(mlp, self.remat)(x_RD)
+        x_RD = x_RD + remat_sublayer(attention, self.remat)(x_RD).to(x_RD.dtype)
+        return x_RD + remat_sublayer(mlp, self.remat)(x_RD).to(x_RD.dtype)
 
 
 class GPT(nn.Module):
@@ -255,7 +254,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.remat, self.output_dtype = config, remat, output_dtype
         layers = make_layers(config, output_dtype)
-        self.positions = layers.positions
+        self.positions, self.stream = layers.positions, layers.stream
         self.embed = layers.embedding(config.d_vocab)
         if config.position == "learned":
             self.position = layers.embedding(config.context)
@@ -277,7 +276,8 @@ class GPT(nn.Module):
         x_BTD = self.embed(batch.tokens).to(self.output_dtype)
         if self.config.position == "learned":
             x_BTD = x_BTD + positions.select(self.position.weight).to(self.output_dtype)
-        x_RD = dropout(x_BTD.reshape(b * t, -1), -1, "embedding")  # -1: before the first layer
+        # -1: before the first layer
+        x_RD = dropout(x_BTD.reshape(b * t, -1).to(self.stream), -1, "embedding")
 
         def layer(block: Block, index: int, x: Tensor) -> Tensor:
             return block(x, positions, index, dropout)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .. import model
-from ..functional import Product, layer_norm_backward, moments
+from ..functional import Product, layer_norm_backward, moments, widen
 
 
 class FusedLayerNorm(model.LayerNorm):
@@ -24,9 +24,9 @@ class FusedLayerNorm(model.LayerNorm):
         self.one_kernel = one_kernel
 
     def __call__(self, x_RD: Array) -> Array:
-        weight = self.weight[...].astype(x_RD.dtype)
-        bias = None if self.bias is None else self.bias[...].astype(x_RD.dtype)
-        return layer_norm(x_RD, weight, bias, self.eps, self.one_kernel)
+        bias = None if self.bias is None else widen(self.bias[...])
+        weight = widen(self.weight[...])
+        return layer_norm(widen(x_RD), weight, bias, self.eps, self.one_kernel)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -52,6 +52,7 @@ class FeatureLayers(Layers):
     ) -> None:  # fmt: skip
         super().__init__(config.model, make_policy(dtypes.policy), rngs or nnx.Rngs(0))
         self.whole, self.dtypes, self.device = config, dtypes, device
+        self.stream = jnp.dtype(dtypes.residual)
         self.strict = config.precision.strict
         self.shared = config.mesh.fsdp > 1  # whether several devices share one model
         self.regathers = self.shared and remat == "none"  # what is recomputed gathers anyway

@@ -11,8 +11,8 @@ from lockstep.errors import UserError, require
 
 FIELD = "--formats"
 MOST = 64  # patterns
-# TF32 is one switch of the process on CUDA, and float64 mixes with nothing.
-NAMES = tuple(name for name in POLICIES if name not in ("fp64", "tf32"))
+# TF32 is one switch of the process on CUDA, float64 mixes with nothing, a stream is the model's.
+NAMES = tuple(name for name in POLICIES if name not in ("fp64", "tf32", "bf16-stream"))
 
 
 def parse(text: str) -> list[tuple[str, str]]:

@@ -4,12 +4,13 @@
 |-------------------------------------------------------------------|---------|
 | parameters, optimizer moments, accumulated gradients              | param   |
 | matmul inputs and outputs (qkv, scores, projections, mlp, logits) | compute |
-| embedding look-up, residual stream, norms, softmax, RoPE, loss    | output  |
+| embedding look-up, norms, softmax, RoPE, loss                     | output  |
+| residual stream: the embedding's sum, and what each block returns | stream  |
 | what comes back to a matmul, and what is made of it               | grads   |
 
 That is what `torch.autocast` does on CUDA, made explicit so that CPU and CUDA, JAX and torch
-agree; grads is compute unless a spec says otherwise. jmp's own shorthand `bf16` makes the
-parameters bf16 too; the names here never do.
+agree; grads is compute and stream is output unless a policy says otherwise. jmp's own shorthand
+`bf16` makes the parameters bf16 too; the names here never do.
 A policy with a recipe (`lockstep.formats`) rounds the operands of linear layers to narrower
 formats, and sums in compute. A module that has a format of its own (`lockstep.config.formats`; an
 island, `lockstep.config.islands`, is one in fp32) computes as under the policy of that name.
@@ -31,8 +32,8 @@ ALIASES = {
     "bf16": "bfloat16",
     "f16": "float16",
 }
-KEYS = {"p": "params", "c": "compute", "o": "output", "g": "grads"}
-OPTIONAL = "grads"
+KEYS = {"p": "params", "c": "compute", "o": "output", "g": "grads", "s": "stream"}
+OPTIONAL = ("grads", "stream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Roles:
     compute: str
     output: str
     grads: str = ""  # "": compute's
+    stream: str = ""  # "": output's
     tf32: bool = False
     recipe: str = ""  # of `lockstep.formats`, of linear layers but those of `outside`
 
@@ -50,6 +52,11 @@ class Roles:
     def spec(self) -> str:
         """Writes the roles as `jmp.get_policy` reads them."""
         return f"params={self.param},compute={self.compute},output={self.output}"
+
+    @property
+    def residual(self) -> str:
+        """Returns the dtype of the residual stream."""
+        return self.stream or self.output
 
     @property
     def loss_scaling(self) -> bool:
@@ -76,6 +83,7 @@ POLICIES = {
     "fp32": Roles(param="float32", compute="float32", output="float32"),
     "tf32": Roles(param="float32", compute="float32", output="float32", tf32=True),
     "bf16": Roles(param="float32", compute="bfloat16", output="float32"),
+    "bf16-stream": Roles(param="float32", compute="bfloat16", output="float32", stream="bfloat16"),
     "fp16": Roles(param="float32", compute="float16", output="float32"),
     **{
         name: Roles(param="float32", compute="float32", output="float32", recipe=name)
@@ -152,7 +160,7 @@ def resolve_spec(policy: str, flag: str) -> Roles:
     require("=" in policy, flag, policy, remedy)
     dtypes = _parse(policy, flag)
     roles = Roles(param=dtypes["params"], compute=dtypes["compute"], output=dtypes["output"],
-                  grads=dtypes.get(OPTIONAL, ""))  # fmt: skip
+                  grads=dtypes.get("grads", ""), stream=dtypes.get("stream", ""))  # fmt: skip
     _check(policy, roles, flag)
     return roles
 
@@ -168,20 +176,22 @@ def _parse(spec: str, flag: str) -> dict[str, str]:
         require(value in BYTES, flag, spec, f"dtype {value!r}; use one of {', '.join(BYTES)}")
         dtypes[key] = value
     for key in KEYS.values():
-        require(key in (*dtypes, OPTIONAL), flag, spec, f"no {key}=; {remedy}")
+        require(key in (*dtypes, *OPTIONAL), flag, spec, f"no {key}=; {remedy}")
     return dtypes
 
 
 def _check(spec: str, roles: Roles, flag: str) -> None:
     grads = roles.grads or roles.compute
-    every = {roles.param, roles.compute, roles.output, grads}
+    every = {roles.param, roles.compute, roles.output, roles.residual, grads}
     half = {"bfloat16", "float16"}
     for holds, remedy in (
         ("float64" not in every or every == {"float64"},
          "float64 mixes with nothing; use --policy fp64"),
         (roles.output not in half,
          f"output {roles.output} would put norms, softmax and loss into half precision; "
-         "use output=float32"),
+         "use output=float32; stream=bfloat16 is for the residual stream alone"),
+        (roles.residual == roles.output or roles.residual == roles.compute == "bfloat16",
+         f"stream {roles.residual} is for compute=bfloat16 alone, which it must be; drop it"),
         (roles.param != "float16",
          "GradScaler cannot unscale float16 gradients; use params=float32"),
         (roles.param != "bfloat16" or {roles.compute, grads} == {"bfloat16"},

@@ -26,7 +26,8 @@ class PrecisionConfig:
 
     policy: str = flag(
         "bf16",
-        "fp64, fp32, tf32, bf16, fp16, fp8, fp8-delayed, or a jmp spec "
+        "fp64, fp32, tf32, bf16, bf16-stream (bf16 with a bfloat16 residual stream), fp16, fp8, "
+        "fp8-delayed, or a jmp spec "
         "such as params=float32,compute=bfloat16,output=float32",
     )
     numerics: str = flag(

@@ -61,8 +61,9 @@ def add(commands: Any) -> None:
         int)  # fmt: skip
     add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; with --measure at "
         f"most {race.MOST_ROWS}, on a CPU {race.FEW_ROWS})", int)  # fmt: skip
-    for name, known in (("policy", recommend.CANDIDATES), ("remat", recommend.REMAT)):
-        add(f"--{name}", "NAMES", f"consider only these of {','.join(known)} (default: all)")
+    add("--policy", "NAMES", f"consider only these of {','.join(recommend.KNOWN)} "
+        f"(default: {','.join(recommend.CANDIDATES)})")  # fmt: skip
+    add("--remat", "NAMES", f"consider only these of {','.join(recommend.REMAT)} (default: all)")
     add("--loss-chunks", "N|auto", "chunks of head and loss, as in the trainers (default: chosen)")
     add("--tokens", "X", "tokens of the whole run; prints its days (default: not asked)", float)
     add("--price", "X", "price of the device for an hour, in any unit; prints the run's cost "
@@ -90,7 +91,8 @@ def _plan(given: argparse.Namespace) -> int:
     require(given.device is not None, "--device", "missing", remedy)
     require(given.device.lower() != race.CPU, "--device", given.device, ON_CPU)
     device = devices.find(given.device)
-    given.policy = recommend.read_names("--policy", given.policy, recommend.CANDIDATES)
+    asked = ",".join(recommend.CANDIDATES) if given.policy is None else given.policy
+    given.policy = recommend.read_names("--policy", asked, recommend.KNOWN)
     given.remat = recommend.read_names("--remat", given.remat, recommend.REMAT)
     if given.memory is not None:
         device = replace(device, memory=given.memory * devices.GB)

@@ -14,7 +14,7 @@ from lockstep.plan.shape import Shape
 from lockstep.plan.terms import LAST, LOSS, SEGMENT, Constants, Moments
 
 NORMS = 2  # of a block
-# Arrays for a norm: the residual stream in the output dtype, rows in the compute dtype. Forward the
+# Arrays for a norm: the residual stream in its own dtype, rows in the compute dtype. Forward the
 # sum and what is added are read, the sum and the norm are written. Backward reads the norm's
 # gradient, its input and the stream's gradient; it writes the gradient, also as the next matmul
 # takes it; a second kernel reads for the gradients of scale and bias.
@@ -32,7 +32,7 @@ LOGITS = 3  # read for the loss, and for the gradient, which is written
 
 def moved(shape: Shape, s: Setting) -> float:
     """Counts bytes moved outside of matmuls, attention and the optimizer's update."""
-    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
+    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.residual], shape.d_model
     heads = shape.d_queries + 2 * shape.d_keys
     repeated = 2 * shape.d_queries if shape.d_keys < shape.d_queries else 0
     norms = NORMS * (FORWARD_NORM[0] * wide + FORWARD_NORM[1] * c) * d
@@ -72,7 +72,7 @@ def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
     logits and their gradient, in one buffer, stay in the compute dtype. A recomputed block has
     inside what XLA's has.
     """
-    c, wide = BYTES[s.roles.compute], BYTES[s.roles.output]
+    c, wide = BYTES[s.roles.compute], BYTES[s.roles.residual]
     stream, logits = s.sizes(shape)[1:]
     found = eager.moments(shape, s, constants, mesh)
     tokens = s.rows * shape.context
@@ -104,7 +104,7 @@ def _kept(shape: Shape, s: Setting) -> float:
         return _whole(shape, s)
     results = shape.d_queries + 2 * shape.d_keys + shape.d_model
     results += (1 + shape.gated) * shape.d_mlp
-    return BYTES[s.roles.output] * shape.d_model + BYTES[s.roles.compute] * results
+    return BYTES[s.roles.residual] * shape.d_model + BYTES[s.roles.compute] * results
 
 
 def _whole(shape: Shape, s: Setting) -> float:
@@ -113,6 +113,6 @@ def _whole(shape: Shape, s: Setting) -> float:
     It keeps the residual stream before each norm, both norms' rows, queries, keys and values of
     each head, attention's result, and all hidden rows of the MLP.
     """
-    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.output], shape.d_model
+    c, wide, d = BYTES[s.roles.compute], BYTES[s.roles.residual], shape.d_model
     hidden = KEPT_HIDDEN[shape.gated] * shape.d_mlp
     return NORMS * wide * d + c * (4 * shape.d_queries + NORMS * d + hidden)

@@ -12,6 +12,7 @@ from lockstep.plan.shape import Shape
 
 # In the order of what has least to go wrong: bfloat16 needs no loss scale, and loses range nowhere.
 CANDIDATES = ("fp32", "tf32", "bf16", "fp16")
+KNOWN = (*CANDIDATES, "bf16-stream")  # planned if it is asked for: it rounds more than bf16
 REMAT = ("none", "dots", "sublayer", "block", "sqrt")
 ALL_AT_ONCE = "1"  # of --loss-chunks
 ROOM = 0.9  # of the device's memory: fragments, the context and libraries take the rest
@@ -109,7 +110,7 @@ def take_first(left: list[Choice]) -> Choice:
 def _simple(c: Choice) -> tuple[int, int, bool, int]:
     s = c.setting
     chunked = s.loss_chunks != ALL_AT_ONCE
-    return REMAT.index(s.remat), CANDIDATES.index(s.policy), chunked, s.accum
+    return REMAT.index(s.remat), KNOWN.index(s.policy), chunked, s.accum
 
 
 def find_best(found: list[Choice], policy: str, remat: str) -> Choice:

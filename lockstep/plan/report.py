@@ -16,7 +16,7 @@ from lockstep.plan.world import Links
 
 GIB, MIB = 2**30, 2**20
 MEASURED = ("h100", "h200")  # devices that our own rows are of: docs/benchmarks.md
-ROW = "{:7}{:9}{:9}{:>9} " + "{:>9}" * 8 + "{:>9}{:>10}  {}"
+ROW = "{:6} {:9}{:9}{:>9} " + "{:>9}" * 8 + "{:>9}{:>10}  {}"
 LABELS = {"jax": "jax", "eager": "torch", "compiled": "torch, compiled"}
 # In the order in which they are compared, by program.
 COMPARED = {"jax": "JAX, which is compiled,", "compiled": "compiled PyTorch",

@@ -101,7 +101,7 @@ class Setting:
     def input_bytes(self, shape: Shape) -> float:
         """Counts the bytes that a block keeps for recomputation: its input, or its sublayers'."""
         stream = self.rows * shape.context * shape.d_model
-        return BYTES[self.roles.output] * stream * self.recomputes
+        return BYTES[self.roles.residual] * stream * self.recomputes
 
 
 def counts_as_ampere(device: Device) -> bool:

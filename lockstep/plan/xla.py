@@ -109,7 +109,7 @@ def _shared(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Momen
 def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) -> dict[str, float]:
     """Counts what blocks keep and need, the stream and the logits."""
     found = {"kept": kept(shape, s, moment)}
-    c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.output], s.sizes(shape)[1]
+    c, wide, stream = BYTES[s.roles.compute], BYTES[s.roles.residual], s.sizes(shape)[1]
     if moment == ATTENTION:  # of the last block of queries, in the backward pass
         arrays = SCORES[s.roles.mixed].get(s.remat, 4.0)
         arrays = SCORES_FROM_AMPERE if s.ampere else arrays
@@ -156,7 +156,7 @@ def kept(shape: Shape, s: Setting, moment: str) -> float:
     if s.remat == "dots":
         results = shape.d_queries + 2 * shape.d_keys + shape.d_model
         results += (1 + shape.gated) * shape.d_mlp
-        each = BYTES[s.roles.output] * shape.d_model + BYTES[s.roles.compute] * results
+        each = BYTES[s.roles.residual] * shape.d_model + BYTES[s.roles.compute] * results
         return s.rows * shape.context * shape.n_layer * each
     spans = s.spans(shape)
     again = {LOSS: 0, SEGMENT: len(spans[0])}.get(moment, len(spans[-1]))
@@ -175,7 +175,8 @@ def _whole_block(shape: Shape, s: Setting) -> float:
     merged = shape.gated and c * (tokens * (d + f) + d * f) <= MERGED
     hidden = (2 + shape.gated + merged) * f
     if s.roles.mixed:
-        stream = BYTES[s.roles.output] + (c if s.ampere else BYTES[s.roles.output])
+        wide = BYTES[s.roles.residual]
+        stream = wide + (c if s.ampere else wide)
     else:
         again = not (s.written_out or shape.gated) and s.accum == 1
         stream = 0 if again else 2 * c

@@ -20,6 +20,7 @@ TF32: Row = {
 TF32_RUNGS = (3, 6, 8)
 # Of the rest of a step they change nothing.
 NARROW_RUNGS = {"fp8": (3, 6, 8), "fp8-delayed": (1, 4, 6, 10)}
+STREAM_RUNGS = (1, 2, 3, 4, 5, 6, 8, 9, 10)
 GROUPED_RUNGS = (2, 3)  # likewise, of the grouped model below float64
 # The same of windows with masks, which are a matter of the loss, and of documents, which are one of
 # attention.
@@ -113,6 +114,15 @@ narrow = make_rows(
     ],
     layers="unroll",
 )
+# A residual stream in bfloat16.
+streamed = make_rows(
+    "policy remat accum model layers loss_chunks",
+    [("bf16-stream", "block", 4, "gpt2", "unroll", "3")],
+    [
+        ("bf16-stream", "dots", 1, "tiny", "scan", "1"),
+        ("bf16-stream", "sqrt", 4, "grouped", "unroll", "1"),
+    ],
+)
 # The model that users' weights may ask for.
 grouped = make_rows(
     "policy remat accum layers loss_chunks",
@@ -159,6 +169,7 @@ on_meshes = make_rows(
         ("fp64", "block", 4, "gpt2", "unroll", "data=2,fsdp=2"),
         ("fp64", "sqrt", 1, "tiny", "scan", "fsdp=4"),
         ("bf16", "none", 1, "tiny", "unroll", "fsdp=2"),
+        ("bf16-stream", "none", 1, "tiny", "unroll", "fsdp=2"),
         ("fp16", "none", 4, "tiny", "unroll", "data=2"),
         ("fp8-delayed", "block", 1, "tiny", "unroll", "data=2"),
         ("fp8", "none", 1, "tiny", "unroll", "data=2,fsdp=2"),
@@ -228,6 +239,8 @@ def rungs(row: Row) -> Collection[int]:
         return (2,)
     if "lora_rank" in row:
         return TUNED_RUNGS[row["policy"]]
+    if row["policy"] == "bf16-stream":
+        return STREAM_RUNGS
     if row["policy"] in NARROW_RUNGS:
         return NARROW_RUNGS[row["policy"]]
     return GROUPED_RUNGS if (row["model"], row["policy"]) == ("grouped", "bf16") else range(12)

@@ -42,6 +42,7 @@ bf16-block-1-tiny-unroll-1-0.5                        . . . t . f . r . . .
 fp16-none-1-tiny-unroll-1-0.5                         . . . r . . . f . f .
 bf16-none-1-tiny-unroll-1-fp32                        . f . . . . . . . . .
 fp32-block-1-gpt2-scan-1-bf16                         . r . . . . . . . . .
+bf16-stream-block-4-gpt2-unroll-3                     r t r r r r . r r r .
 fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
 fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  f . t r r . . . . r .
@@ -52,6 +53,7 @@ fp64-none-1-tiny-unroll-1-fsdp=2-0--embed,*.attn,*.norm1 . . . . . . . . . . r
 fp64-block-4-gpt2-unroll-data=2,fsdp=2                . . . . . . . . . . r
 fp64-sqrt-1-tiny-scan-fsdp=4                          . . . . . . . . . . r
 bf16-none-1-tiny-unroll-fsdp=2                        . . . . . . . . . . r
+bf16-stream-none-1-tiny-unroll-fsdp=2                 . . . . . . . . . . r
 fp16-none-4-tiny-unroll-data=2                        . . . . . . . . . . r
 fp8-delayed-block-1-tiny-unroll-data=2                . . . . . . . . . . r
 fp8-none-1-tiny-unroll-data=2,fsdp=2                  . . . . . . . . . . f
@@ -92,7 +94,7 @@ def in_tiers() -> dict[str, str]:
 
 def climbed(*, full: bool, all_rungs: bool) -> dict[str, tuple[Row, Rung]]:
     """Case of `test_rung` -> its row and rung."""
-    tables = rows.grouped, rows.clipped, rows.evaluated, rows.narrow
+    tables = rows.grouped, rows.clipped, rows.evaluated, rows.narrow, rows.streamed
     listed = [row for table in tables for row in table(every=full)]
     listed += [row for row in rows.tuned(every=full) if row["mesh"] == "data=1"]
     cases = {

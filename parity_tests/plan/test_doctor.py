@@ -166,14 +166,15 @@ def states(device: DeviceReport, **more: Any) -> dict[str, str]:
 
 
 NARROW = [name for name, roles in POLICIES.items() if roles.recipe]
+BF16 = ("bf16", "bf16-stream")
 
 
 @pytest.mark.parametrize(("device", "emulated"), [
     (A100, set()),
     (gpu("unheard of", 13, 1), set()),
-    (T4, {"tf32", "bf16"}),  # whatever torch.cuda.is_bf16_supported says
-    (V100, {"tf32", "bf16"}),
-    (gpu("Maxwell", 5, 2), {"tf32", "bf16", "fp16"}),
+    (T4, {"tf32", *BF16}),  # whatever torch.cuda.is_bf16_supported says
+    (V100, {"tf32", *BF16}),
+    (gpu("Maxwell", 5, 2), {"tf32", *BF16, "fp16"}),
     (gpu("T4 by name, H100 by capability", 9, 0), set()),
     (gpu("B200", 10, 0), set()),
 ])  # fmt: skip
@@ -189,7 +190,8 @@ def test_on_a_cpu_the_time_of_a_matmul_decides() -> None:
     found = states(CPU, matmul_seconds=FAST)
     assert {found.pop(name) for name in NARROW} == {EMULATED}
     assert found == {
-        "fp64": NATIVE, "fp32": NATIVE, "tf32": EMULATED, "bf16": NATIVE, "fp16": NATIVE,
+        "fp64": NATIVE, "fp32": NATIVE, "tf32": EMULATED, "fp16": NATIVE,
+        **dict.fromkeys(BF16, NATIVE),
     }  # fmt: skip
     slow = states(CPU, matmul_seconds=FAST | {"bfloat16": 1.15})
     assert (slow["bf16"], slow["fp16"]) == (EMULATED, NATIVE)
@@ -205,7 +207,7 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 
 def test_a_tpu_multiplies_bfloat16() -> None:
     found = states(DeviceReport(name="TPU v5 lite", platform="tpu"))
-    assert (found.pop("bf16"), found.pop("fp64")) == (NATIVE, UNSUPPORTED)
+    assert [*map(found.pop, (*BF16, "fp64"))] == [NATIVE, NATIVE, UNSUPPORTED]
     assert set(found.values()) == {EMULATED}
     assert states(DeviceReport(name="mps", platform="mps"))["fp64"] == UNSUPPORTED
 

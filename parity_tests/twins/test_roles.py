@@ -33,7 +33,14 @@ from parity_tests.tiers import tier
 from parity_tests.twins.programs import Op, Program, Value, read
 from torch_ref.precision import autocast, dtype
 
-POLICIES = ("fp64", "fp32", "bf16", "fp16", "params=bfloat16,compute=bfloat16,output=float32")
+POLICIES = (
+    "fp64",
+    "fp32",
+    "bf16",
+    "fp16",
+    "bf16-stream",
+    "params=bfloat16,compute=bfloat16,output=float32",
+)
 B, T, D, H, V = 3, 5, 24, 2, 13  # a shape says what a tensor is
 
 RESIDUAL = {(B, T, D), (B * T, D)}  # as embedded, and as rows
@@ -75,7 +82,8 @@ def is_wrong(op: Op, config: Config) -> bool:
     if op.name in WIDE:
         return into | out != output
     if op.name in ARITHMETIC and op.outputs and op.outputs[0].shape in RESIDUAL:
-        return out != output  # the residual stream, the norms' inside, and their gradients
+        # the residual stream, the norms' inside, and their gradients
+        return not out <= output | {roles.residual}
     if op.name in LOOK_UPS and op.inputs[0].shape == (V, D):
         return into != param or not op.inputs[0].parameter
     if op.name in LOOK_UP_GRADIENTS and op.outputs[0].shape == (V, D):
@@ -100,7 +108,7 @@ def saved_roles(framework: str, config: Config) -> dict[tuple[int, ...], set[str
         table[B, T, V] = compute
         table[(0,)] = compute | {roles.param}  # none of a bias: its dtype, which its gradient has
     table[B, H, T, T] = output | compute  # probabilities: softmax's own, and the next matmul's
-    table[B * T, D] = output | compute  # how many of each is counted
+    table[B * T, D] = output | compute | {roles.residual}  # how many of each is counted
     for name, shape in shapes(config.model).items():
         if len(shape) == 2 and name != "position.weight":
             table |= {shape: compute, shape[::-1]: compute}
@@ -112,9 +120,10 @@ def saved_roles(framework: str, config: Config) -> dict[tuple[int, ...], set[str
 def intermediate_roles(config: Config) -> dict[str, str]:
     roles = config.precision.roles
     matmuls = dict.fromkeys(["attn", "mlp", "logits"], roles.compute)
-    table = {"embed": roles.param, **matmuls}  # the rest is residual stream and norms
+    norms = dict.fromkeys(["norm1", "norm2", "norm"], roles.output)
+    table = {"embed": roles.param, **matmuls, **norms}  # the rest is residual stream
     return {
-        name: table.get(name.split(".")[-1], roles.output) for name in intermediates(config.model)
+        name: table.get(name.split(".")[-1], roles.residual) for name in intermediates(config.model)
     }
 
 
@@ -201,12 +210,12 @@ def test_heads_are_normalized_in_float32_and_rounded_once(framework: str, policy
     x = np.random.default_rng(0).normal(size=(5, 50, 2, config.model.d_head)).astype(half)
     if framework == "jax":
         attention = trainer.model(trainer.state.params).blocks[0].attn
-        found = np.asarray(attention.normalize(attention.q_norm, jnp.asarray(x)), "float64")
+        found = np.asarray(attention.q_norm(jnp.asarray(x)).astype(half), "float64")
     else:
         attention, given = trainer.model.blocks[0].attn, torch.tensor(x.astype("float32"))
         with autocast(config.precision.roles, torch.device("cpu")):
             given = given.to(dtype(config.precision.roles.compute))
-            found = attention.normalize(attention.q_norm, given).detach().double().numpy()
+            found = attention.q_norm(given).to(given.dtype).detach().double().numpy()
     wide = x.astype("float64")
     exact = wide / np.sqrt(np.square(wide).mean(-1, keepdims=True) + config.model.norm_eps)
     wanted = exact * twin.state().params["blocks.0.attn.q_norm.weight"]

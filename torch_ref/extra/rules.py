@@ -40,7 +40,7 @@ class FeatureLayers(Layers):
 
     def __init__(self, config: Config, dtypes: Dtypes, device: Capabilities) -> None:
         super().__init__(config.model, dtype(dtypes.output))
-        self.dtypes, self.device = dtypes, device
+        self.dtypes, self.device, self.stream = dtypes, device, dtype(dtypes.residual)
         self.attention = choose_attention(config, dtypes, device)
         self.usual = cpu.choose_product(config, dtypes) if device.platform == "cpu" else F.linear
         self.rounding = Rounding(largest if process_count() > 1 else None)
