@@ -26,7 +26,7 @@ def row_losses(logits: Array, targets: Array, dtype: jnp.dtype) -> Array:
 
 
 def average(losses: Array, counts: Array | None, target_count: Array | None) -> Array:
-    """Averages losses (...), or divides the sum of those that count by `over`."""
+    """Averages losses (...), or divides the sum of those that count by `target_count`."""
     if counts is None or target_count is None:
         return losses.mean()
     return jnp.where(counts, losses, 0).sum() / target_count.astype(losses.dtype)

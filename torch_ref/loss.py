@@ -30,7 +30,7 @@ def row_losses(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def average(losses: Tensor, counts: Tensor | None, target_count: Tensor | None) -> Tensor:
-    """Averages losses (...), or divides the sum of those that count by `over`."""
+    """Averages losses (...), or divides the sum of those that count by `target_count`."""
     if counts is None or target_count is None:
         return losses.mean()
     return torch.where(counts, losses, 0).sum() / target_count.to(losses.dtype)

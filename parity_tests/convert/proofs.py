@@ -1,4 +1,4 @@
-"""What `lockstep check` proves of small models, and the rule that each shows."""
+"""Small models with the mappings that `lockstep check` proves of them, and the rule of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
