@@ -62,7 +62,7 @@ def attend_in_half(
 
 def normalize_in_half(right: Callable, self: Any, x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
-        return right(self, x.bfloat16()).to(x.dtype)
+        return right(self, x).to(x.dtype)
 
 
 def with_attention(name: str) -> Plant:
@@ -76,6 +76,7 @@ BUGS: dict[str, Plant] = {
     "autocast-off": assign(step, "autocast", lambda roles, device: nullcontext()),
     "softmax-in-half": wrap(model, "attend", attend_in_half),
     "norms-in-half": both(
+        assign(model, "widen", lambda x: x.bfloat16()),
         wrap(model.LayerNorm, "forward", normalize_in_half),
         wrap(model.RMSNorm, "forward", normalize_in_half),
     ),
