@@ -15,11 +15,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from lockstep import extras
 from lockstep.convert.plan import Shape
 from lockstep.errors import UserError, require, why
+from lockstep.files.stream import open_safetensors
 from lockstep.files.untrusted import Refused, open_regular, read_json
 
 CODES = {
@@ -28,7 +28,6 @@ CODES = {
     "U16": "uint16", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "C64": "complex64",
 }  # fmt: skip
-HEADER_LIMIT = 100_000_000  # bytes, as the library's
 INDEX_LIMIT = 2**28  # bytes
 TORCH_FILES = (".pt", ".pth", ".bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -78,14 +77,7 @@ class SafetensorsFile(Checkpoint):
     def __init__(self, path: Path) -> None:
         """Raises Refused or OSError."""
         with open_regular(path, links=True) as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if size > HEADER_LIMIT:
-                raise Refused(f"no safetensors file: a header of {size} bytes")
-            try:
-                safe_open(path, "numpy")  # requires that the tensors fill the file
-            except SafetensorError as error:
-                reason = str(error).removeprefix("Error while deserializing header: ")
-                raise Refused(f"cut short or damaged: {reason}") from None
+            _, size = open_safetensors(path, stream)
             header = json.loads(stream.read(size))
             self.map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         header.pop("__metadata__", None)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -23,6 +23,25 @@ DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float1
 HEADER_LIMIT = 6_000_000
 MOST_AXES = 8
 MAPPED = 1 << 20  # bytes of a tensor that is read only where it is used
+
+
+def open_safetensors(path: Path, stream: BinaryIO) -> tuple[Any, int]:
+    """Open a file whose tensors fill it; return it, and its header's length in bytes.
+
+    Args:
+        stream: the file, of which the first 8 bytes are read.
+
+    Raises:
+        Refused: it is no such file, or its header is too long.
+    """
+    length = int.from_bytes(stream.read(8), "little")
+    if length > HEADER_LIMIT:
+        raise Refused(f"no safetensors file: a header of {length} bytes")
+    try:
+        return safe_open(path, "numpy"), length
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise Refused(f"no safetensors file, or cut short or damaged: {reason}") from None
 
 
 class TensorEntry(NamedTuple):
@@ -43,15 +62,8 @@ class TensorFile:
             OSError: it cannot be read.
         """
         with open_regular(path, links=links) as stream:
-            length = int.from_bytes(stream.read(8), "little")
-        if length > HEADER_LIMIT:
-            raise Refused(f"no safetensors file: a header of {length} bytes")
+            self.file, _ = open_safetensors(path, stream)
         self.path = path
-        try:
-            self.file = safe_open(path, "numpy")
-        except SafetensorError as error:
-            reason = str(error).removeprefix("Error while deserializing header: ")
-            raise Refused(f"no safetensors file, or cut short or damaged: {reason}") from None
         names = self.file.keys()
         self.entries = {name: _entry(name, self.file.get_slice(name)) for name in names}
 
