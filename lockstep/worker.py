@@ -105,18 +105,15 @@ class Worker:
 
     def ask(
         self, question: str, arrays: Arrays | None = None, *, seconds: float | None = None,
-        quiet: bool = False, **header: Any,
+        **header: Any,
     ) -> Message:  # fmt: skip
         """Asks a question; returns the answer.
-
-        Args:
-            quiet: an error's frames are not said, for it may be expected.
 
         Raises:
             Failed: the answer is an error, the process ended, or did not answer in time.
         """
         self.send({"ask": question, **header}, arrays or {})
-        return self.receive(seconds, quiet)
+        return self.receive(seconds)
 
     def send(self, header: dict[str, Any], arrays: Arrays) -> None:
         if self.channel is None:
@@ -125,7 +122,7 @@ class Worker:
         with suppress(ConnectionError):  # `receive` tells the end
             wire.send(self.stream, header, arrays)
 
-    def receive(self, seconds: float | None = None, quiet: bool = False) -> Message:
+    def receive(self, seconds: float | None = None) -> Message:
         assert self.channel
         self.channel.connection.settimeout(seconds)
         try:
@@ -147,7 +144,7 @@ class Worker:
         header, arrays = answer
         if "error" in header:
             refuses = header.get("refuses", "")
-            for frame in header["frames"] if not (quiet or refuses) else ():
+            for frame in header["frames"] if not refuses else ():
                 self.say("  " + frame)
             known = self.names_itself and header["told"]
             raise Failed("" if known else self.name, header["error"], refuses=refuses)

@@ -22,7 +22,6 @@ from lockstep_recorder.operations_jax import frames
 from lockstep_recorder.written import Written
 
 WIDE = (jnp.float64, jnp.complex128)
-ULPS = 4  # of float32, as in `torch_modes`
 NARROWER = ("float32", "bfloat16", "float16", "complex64", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -210,27 +209,3 @@ def moved_sums() -> Iterator[None]:
         yield
     finally:
         del primitive.bind
-
-
-@contextlib.contextmanager
-def nudged_constants() -> Iterator[None]:
-    """Moves a narrower float of which a float64 is made by some ulps of float32, up or down."""
-    primitive = lax.convert_element_type_p
-    former = vars(primitive).get("bind")  # that of another context
-    bind = former or partial(type(primitive).bind, primitive)
-
-    def nudged_bind(x: Any, **params: Any) -> Any:
-        y = bind(x, **params)
-        narrow = str(getattr(x, "dtype", "")) in NARROWER
-        if not narrow or y.dtype not in WIDE:
-            return y
-        signs = 1.0 - 2.0 * (np.arange(y.size) * 7919 % 13 % 2)
-        return y * (1.0 + ULPS * 2.0**-23 * signs.reshape(y.shape))
-
-    primitive.bind = nudged_bind
-    try:
-        yield
-    finally:
-        del primitive.bind
-        if former:
-            primitive.bind = former

@@ -198,17 +198,10 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
                  "differentiates", "weights_format", "written", "constants", "refused",
                  "unseen")  # fmt: skip
         return {name: side.facts()[name] for name in facts}, side.exact_constants
-    if ask in ("changes", "run", "evaluate", "noise") or ask.startswith("tape"):
+    if ask in ("run", "evaluate", "noise") or ask.startswith("tape"):
         side.restore()
-    if ask == "changes":
-        return {"found": side.possible_changes(weights, spec, batch)}, {}
     if ask == "run":
-        side.change, side.nudges = tuple(header.get("change", ())), bool(header.get("nudges"))
-        side.shared = header.get("shared", [])
-        try:
-            return side.run(weights, spec, batch, wire.group(arrays, "forced"))
-        finally:
-            side.change, side.nudges = (), False
+        return side.run(weights, spec, batch, wire.group(arrays, "forced"))
     if ask == "evaluate":
         return {}, recording.evaluated_of(side, weights, (spec, batch))
     if ask == "record":

@@ -55,10 +55,12 @@ class Operations(Graph):
     """A tape: its values by number, and its steps in order.
 
     Attributes:
+        framework: that runs it, and names its operations.
         cotangents: by value: the gradient of the loss with respect to it, of values of which the
             framework has it: none inside of an operation that has its own derivative.
     """
 
+    framework: str = ""
     values: list[TapeValue] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     loss: int = -1
@@ -134,7 +136,7 @@ class Operations(Graph):
                           "line": step.lines[0] if step.lines else ""}  # fmt: skip
                 about |= {"callers": callers[:CALLERS]} if callers else {}
             told.append(about)
-        return {"values": told, "loss": self.loss}
+        return {"framework": self.framework, "values": told, "loss": self.loss}
 
 
 def _form(x: Any) -> tuple[tuple[int, ...], str]:

@@ -29,7 +29,7 @@ class Flat:
     """Adds the equations of a jaxpr to a tape."""
 
     def __init__(self) -> None:
-        self.tape = Operations()
+        self.tape = Operations("jax")
         self.around: list[tuple[str, int]] = []  # frames of what calls the equations
         # What is differentiated as one: (function, inputs, outputs). A custom derivative is one,
         # the operations inside of it are not.

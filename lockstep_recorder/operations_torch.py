@@ -129,9 +129,11 @@ class Recording(TorchDispatchMode):
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names and the values of an operation's arguments."""
-    yield from zip((each.name for each in func._schema.arguments), args)
-    yield from kwargs.items()
+    """Yields the names and the values of an operation's arguments that are not its defaults."""
+    told = func._schema.arguments
+    usual = {each.name: each.default_value for each in told if each.has_default_value()}
+    given = dict(zip((each.name for each in told), args)) | kwargs
+    yield from ((n, x) for n, x in given.items() if n not in usual or repr(x) != repr(usual[n]))
 
 
 def _is_told(x: Any) -> bool:
@@ -169,7 +171,7 @@ def make_tape(
         forced: `act/CALL` and `dact/CALL`; see `TorchSide.run`.
     """
     side.load(weights)
-    tape = Operations()
+    tape = Operations("torch")
     recording = Recording(tape)
     for name, x in [*side.model.named_parameters(), *side.model.named_buffers()]:
         if name in weights:

@@ -62,9 +62,6 @@ class ProgramSide:
         self.changed: list[str] = []  # parameters whose gradients the recorder's hooks change
         self.differentiates = False  # inside its loss, by what its modules are given
         self.widened_state: list[str] = []  # of the optimizer: what it keeps in 32 bits
-        self.change: tuple[str, ...] = ()  # what its calls do otherwise, for a counterfactual
-        self.nudges = False  # constants made in float32 are moved as far as rounding may have
-        self.shared: list[str] = []  # but not these buffers, which both programs have alike
         self.moves_sums = False  # sums are moved as far as another order of adding moves them
         self.mends_clip = False  # torch's clip has no epsilon, as optax's has none
         self.weights_format = ""  # the narrowest in which `build` makes weights
@@ -278,10 +275,6 @@ class ProgramSide:
     def kept_by_update(self) -> list[str]:
         """Returns the program's variables that `update` changes, such as averaged weights."""
         return sorted(self.kept)
-
-    def possible_changes(self, weights: Arrays, spec: Any, batch: Arrays) -> list[Any]:
-        """Returns what could be done otherwise in the program's calls; see `torch_changes`."""
-        return []
 
     def lacks_optimizer(self) -> str:
         return "" if self.user.has("optimizer") else f"no optimizer(model) in {self.user.name}"

@@ -25,7 +25,6 @@ from lockstep_recorder.jax_floats import (
     moved_sums,
     narrow_operations,
     note_formats,
-    nudged_constants,
     rounded_constants,
     widened,
 )
@@ -246,13 +245,12 @@ class JaxSide(ProgramSide):
             if hasattr(leaf, "_trace"):
                 tape.traces.add(level_of(leaf._trace))
         wide: Any = widened() if self.wide else contextlib.nullcontext([])
-        moved = nudged_constants() if self.nudges else contextlib.nullcontext()
         given = jax.tree.map(unwrap, batch, is_leaf=lambda x: isinstance(x, Static))
         sums = moved_sums() if self.moves_sums else contextlib.nullcontext()
         looks = tape.conditions is not None
         watch = watched(tape.conditions, tape.is_own) if looks else contextlib.nullcontext()
         listen = self.model.listening(tape)
-        with jax.disable_jit(), listen, wide as self.cast, moved, sums, watch:
+        with jax.disable_jit(), listen, wide as self.cast, sums, watch:
             loss, new = self.model.loss(params, state, given)
             tape.calls.arrays |= {f"state/{name}": x for name, x in self.model.moved.items()}
         if self.user.has("outputs"):
@@ -346,7 +344,7 @@ class JaxSide(ProgramSide):
 
     def _run(self, params: Any, state: Any, batch: Any, forced: Arrays) -> Any:
         """Runs the compiled program of these shapes, which is the same whatever is forced."""
-        key = str((jax.tree.map(jnp.shape, batch), self.wide, self.nudges, self.moves_sums))
+        key = str((jax.tree.map(jnp.shape, batch), self.wide, self.moves_sums))
         if key not in self.programs:
             self.programs[key] = self._traced(lambda: self._compile(params, state, batch))
         program, self.tape, slots, empty = self.programs[key]

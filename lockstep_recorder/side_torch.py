@@ -16,14 +16,12 @@ from lockstep_recorder.held import Held, digests
 from lockstep_recorder.memory import SMALL
 from lockstep_recorder.noise import largest_gaps, narrowest_of
 from lockstep_recorder.side import Arrays, Look, ProgramSide
-from lockstep_recorder.torch_changes import Changed
 from lockstep_recorder.torch_modes import (
     Autocast,
     Formats,
     MovedSums,
     Narrowing,
     NothingNarrower,
-    Nudged,
     Watched,
     backward_in_modes,
     default_format,
@@ -32,7 +30,6 @@ from lockstep_recorder.torch_modes import (
     is_float,
     is_of_transform,
     is_rounded,
-    nudged,
     replace_floats,
     without_clip_epsilon,
     without_dropout,
@@ -278,7 +275,7 @@ class TorchSide(ProgramSide):
         exact = nullcontext() if self.own else exact_functions()
         watch = self._watch()
         dropping = without_functional_dropout(self.dropping)
-        with wide, exact, dropping, self._changed(), asks, moved, watch:
+        with wide, exact, dropping, asks, moved, watch:
             Force.in_loss = True
             before = {path or "batch": tree.to_numpy(x) for path, x in tree.leaves(given)}
             try:
@@ -294,19 +291,6 @@ class TorchSide(ProgramSide):
     def _watch(self) -> contextlib.AbstractContextManager[Any]:
         return Watched(self.user.conditions) if self.user.conditions.on else nullcontext()
 
-    def _changed(self) -> contextlib.AbstractContextManager[None]:
-        if not self.change:
-            return nullcontext()
-        return Changed(vars(self.user.module), self.change).running()
-
-    def possible_changes(self, weights: Arrays, spec: Any, batch: Arrays) -> list[Any]:
-        self.load(weights)
-        calls = CallLog()
-        looking = Changed(vars(self.user.module), calls=calls)
-        with self._hooks(calls, {}), looking.running():
-            self._loss(spec, batch)
-        return looking.list_found()
-
     def run(
         self, weights: Mapping[str, np.ndarray], spec: Any, batch: Arrays,
         forced: Arrays | None = None,
@@ -318,13 +302,9 @@ class TorchSide(ProgramSide):
                 cotangent of its output.
         """
         self.load(weights)
-        if self.nudges:
-            for name, x in self._constants():
-                if name not in self.shared:
-                    x.copy_(nudged(x))
         calls = CallLog()
         with without_recomputation():
-            with self._hooks(calls, forced or {}), Nudged() if self.nudges else nullcontext():
+            with self._hooks(calls, forced or {}):
                 loss = self._loss(spec, batch)
             if loss.requires_grad:
                 self._backward(loss)

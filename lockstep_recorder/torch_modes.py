@@ -24,7 +24,6 @@ from lockstep_recorder.user import is_users
 from lockstep_recorder.written import PRODUCTS, Written
 
 WIDE = (torch.float64, torch.complex128)
-ULPS = 4  # of float32: a table is made by some operations
 CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
@@ -81,22 +80,6 @@ class Autocast(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Nudged(TorchDispatchMode):
-    """Moves what is computed in a narrower float than float64 by some ulps of float32, up or down:
-    so far as its rounding may have moved it."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        y = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable:
-            return y
-        given = [x for x in floats((args, kwargs)) if x.dtype not in WIDE]
-
-        def moved(at: int, x: torch.Tensor) -> torch.Tensor:
-            return nudged(x) if given or x.dtype not in WIDE else x
-
-        return replace_floats(y, moved)
-
-
 class MovedSums(TorchDispatchMode):
     """Moves sums and means as far as another order of adding moves them, up or down."""
 
@@ -116,11 +99,6 @@ def signs_of(x: torch.Tensor) -> torch.Tensor:
     """1 or -1 for each element."""
     signs = 1.0 - 2.0 * (torch.arange(x.numel(), device=x.device) * 7919 % 13 % 2)
     return signs.reshape(x.shape)
-
-
-def nudged(x: torch.Tensor) -> torch.Tensor:
-    """Moved by `ULPS` of float32, each element up or down."""
-    return x + (x * signs_of(x).to(x.dtype) * (ULPS * 2.0**-23)).to(x.dtype)
 
 
 def is_rounded(x: torch.Tensor) -> bool:

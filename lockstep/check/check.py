@@ -92,7 +92,7 @@ def conclude(aligned: Alignment, ends: Ends, judged: Judgement) -> Result:
     return Result(
         verdict="different" if roots else agrees,
         rungs=stages,
-        roots=causes.merge_lines(roots),
+        roots=causes.merge_lines(causes.merge_alike(roots)),
         echoes=echoes,
         accepted=judged.accepted,
         initial=judged.drawn,

@@ -25,10 +25,10 @@ class Mutant(NamedTuple):
 ELSEWHERE = {
     "qk-swapped": "attention operands", "heads-interleaved": "attention split",
     "scale-width": "attention scale", "head-count": "attention heads", "gelu-erf": "activation",
-    "positions-reversed": "rearranged", "image-scaled": "number left out",
+    "positions-reversed": "rearranged", "image-scaled": "factor",
     "ln-eps": "epsilon of a norm",
     "bn-momentum": "running statistics", "embedding-detached": "no gradient",
-    "gradient-halved": "no gradient",
+    "gradient-halved": "factor of a gradient",
     "gradient-scaled": "factor of a gradient", "sum-for-mean": "reduction of the loss",
     "sgd": "optimizer's rule", "beta1": "optimizer's beta1", "beta2": "optimizer's beta2",
     "adam-eps": "optimizer's eps", "decay-coupled-nesterov": "optimizer's Nesterov",

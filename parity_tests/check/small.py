@@ -279,7 +279,6 @@ PLANTS = [
           "what earlier batches left in calls"),
     Plant("cell", "another norm", "nn.RMSNorm(D, eps=1e-5)", "nn.LayerNorm(D, 1e-5, bias=False)",
           "rms", "LayerNorm"),
-    Plant("cell", "number left out", ".square().mean()", ".square().mean() * 4", "loss", "4 times"),
     Plant("cell", "factor", 'model(batch["x"])',
           'model(batch["x"].expand(11, -1, -1, -1).cumsum(0)[-1])', "what the model is given",
           "11 times"),

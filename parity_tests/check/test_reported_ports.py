@@ -137,7 +137,7 @@ def test_a_port_that_shows_no_module_is_equal_by_its_loss_and_gradients(tmp_path
     assert "Equinox or Haiku shows its values through taps(tap)" in said
 
 
-@tier("rest", guard="the sound port, and the causes in test_counterfactuals.py")
+@tier("rest", guard="the sound port, and test_operations.py")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_beside_it_is_named(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]

@@ -423,9 +423,9 @@ LATER: tuple[Row, ...] = (
 )  # fmt: skip
 
 # Beside a constant made in float32 ----------------------------------------------------------------
-# Where it stood: `counterfactual.name_rounded_constants` moved whatever met a float64, exact values
-# too, before it looked for causes; `locate._follows` and `find_hidden` then looked at no gradient
-# beside a root at the loss, and at nothing below a thousand times its figure.
+# Where it stood: whatever met a float64 was moved by its rounding, exact values too;
+# `locate._follows` and `find_hidden` then looked at no gradient beside a root at the loss, and at
+# nothing below a thousand times its figure.
 
 OF_WEIGHTS = (
     START

@@ -12,7 +12,6 @@ from lockstep.check import names
 from lockstep.check.causes import (
     attention,
     backward,
-    counterfactual,
     glue,
     initial,
     loss,
@@ -25,12 +24,9 @@ from lockstep.check.causes.evidence import Evidence as Evidence
 from lockstep.check.roots.locate import Root
 from lockstep.check.rungs import Spot
 from lockstep.check.sides.modules import call_of, module_of
-from lockstep.errors import UserError
 
 FORWARD = (glue.rounding, modules.norm, modules.linear, glue.activation, glue.combination,
            glue.reduction, attention.attention, glue.rearranged, glue.scaled)  # fmt: skip
-# What float32 leaves of a value, after some operations.
-FLOAT32 = (1e-10, 1e-5)
 
 
 def explain(roots: list[Root], evidence: Evidence) -> None:
@@ -42,20 +38,17 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
             found = _cause_of(root, evidence)
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
-    with suppress(UserError):  # a program that cannot run once more leaves the verdict as it is
-        counterfactual.explain(roots, evidence)
-        counterfactual.name_rounded_constants(roots, evidence)
     _hint_at_untied(roots, evidence)
     for root in roots:
         if root.cause or root.direction != "forward":
             continue
-        found = _exchanged(root, evidence) or _made_in_float32(root, evidence)
+        found = _exchanged(root, evidence)
         if found:
             root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
     for root in roots:
         if root.cause and root.direction in ("forward", "accumulation"):
             root.hints = []
-    roots[:] = _merge_alike(roots)
+    roots[:] = merge_alike(roots)
     for root in [*_echoes(roots), *_echoes_in_state(roots, evidence)]:
         roots.remove(root)
 
@@ -83,15 +76,7 @@ def _exchanged(root: Root, evidence: Evidence) -> Cause | None:
                  f"exchange {found}; if their names alone are exchanged: --map")  # fmt: skip
 
 
-def _made_in_float32(root: Root, evidence: Evidence) -> Cause | None:
-    rounded = counterfactual.rounded_of(evidence, "port")
-    if not rounded or not FLOAT32[0] < root.largest.figure < FLOAT32[1]:
-        return None
-    return Cause("made in float32", f"perhaps a constant made in {rounded[0]}",
-                 "make it in float64, or in the dtype of what it meets")  # fmt: skip
-
-
-def _merge_alike(roots: list[Root]) -> list[Root]:
+def merge_alike(roots: list[Root]) -> list[Root]:
     """Joins roots that have one cause in several places, such as the epsilon of all norms."""
     merged: dict[tuple[str, ...], Root] = {}
     for root in roots:

@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from lockstep.check.causes.evidence import FITS, Cause, Formulas, Scene, both, fits
-from lockstep.check.causes.functions import ACTIVATIONS, LINES
+from lockstep.check.functions import ACTIVATIONS, LINES
 from lockstep.model.params import Arrays
 
 ONE = 1e-6  # relative: of a factor that is no other than 1

@@ -7,6 +7,13 @@ from operator import mul
 
 import numpy as np
 
+from lockstep.check.following.difference import (
+    Difference,
+    OperationAt,
+    are_given_the_same,
+    find_difference,
+    find_function,
+)
 from lockstep.check.following.tapes import Known, LiveTape, RecordedTape, SideTape, are_alike
 from lockstep.check.layout import Shape
 from lockstep_recorder.operations import COLUMNS, SEES_ORDER, ordered
@@ -39,6 +46,7 @@ class PartedAt:
         near: the operations are given other values, or one program lacks one: what is wrong is
             near these lines, and perhaps at none of them.
         hints: what else is known of what they are given.
+        difference: what alone differs between them, where they are given the same.
         callers: of each line, those from which its function is called, if it is from others.
     """
 
@@ -49,6 +57,7 @@ class PartedAt:
     near: bool = False
     hints: tuple[str, ...] = ()
     callers: tuple[tuple[str, ...], ...] = ((), ())
+    difference: Difference | None = None
 
 
 def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
@@ -111,7 +120,13 @@ def find_parts(
         r_shown, p_shown = moved or (r, p)
         near |= (r_shown == r) != (p_shown == p)  # one side's constant is a buffer
         part = part_at(reference, r_shown, port, p_shown)
-        found.append(replace(part, number=r, near=near, hints=tuple(hints)))
+        shown = OperationAt(reference, r_shown, known.rows), OperationAt(port, p_shown, rows)
+        told = find_difference(*shown, known.tolerance)
+        operands = port.data_inputs(p_shown)
+        if not told and len(operands) == 1 and are_given_the_same(*shown, known.tolerance):
+            x = port.value_of({}, operands[0])
+            told = find_function(*shown, x, known.tolerance)
+        found.append(replace(part, number=r, near=near, hints=tuple(hints), difference=told))
     return found
 
 

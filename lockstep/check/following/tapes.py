@@ -84,6 +84,7 @@ class SideTape(Graph):
             for v in about["values"]
         ]  # fmt: skip
         self.loss: int = about["loss"]
+        self.framework: str = about.get("framework", "")  # which a trace made before does not tell
         self.names = [v.name for v in self.values if v.op == "parameter"]
         self.numbers = {v.name: n for n, v in enumerate(self.values) if v.op == "parameter"}
         sizes = [self.values[self.numbers[name]].size for name in self.names]
@@ -369,6 +370,8 @@ def problem_of(about: dict[str, Any], arrays: Arrays, shapes: dict[str, Shape]) 
         shapes.get(v.get("name", "")) == tuple(v["shape"]) for v in named
     ):
         return "the tape's parameters are not the weights"
+    if type(about.get("framework", "")) is not str:
+        return "framework of the tape is no name"
     total = sum(prod(v["shape"]) for v in named)
     for v in values:
         held = held_shape(v["shape"], v["dtype"])

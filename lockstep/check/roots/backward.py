@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from lockstep.check.following.apart import LARGEST, MOVES, STOPS, PartedAt, part_at
+from lockstep.check.following.difference import Difference
 from lockstep.check.following.follow import ROUNDED
 from lockstep.check.following.tapes import EQUAL, Known, LiveTape, RecordedTape, SideTape, are_alike
 from lockstep.check.prove import Trial
@@ -213,13 +214,32 @@ class Backward:
         of_theirs, of_ours = self._suspected(theirs, ours)
         r, p = self.reference.stop_in(of_theirs), self.port.stop_in(of_ours)
         lacks = p is None and r is not None  # no line of the port stops it
+        stopped = self._stopped(of_theirs if r is None else of_ours, r, p)
         if (r is None) == (p is None):  # both stop a gradient, or none does
             r = p = None
         r = self.reference.operation(of_theirs) if r is None else r
         p = self.port.operation(of_ours) if p is None else p
         found = replace(part_at(self.reference.tape, r, self.port.tape, p),
-                        near=lacks or not pairs)  # fmt: skip
+                        near=lacks or not pairs, difference=stopped)  # fmt: skip
         return found if found.reference and found.port else None, bool(pairs)
+
+    def _stopped(self, passing: "Use", r: int | None, p: int | None) -> Difference | None:
+        """Tells of a stop that one side alone has, where a gradient passes on the other.
+
+        Args:
+            passing: the use on the side without a stop.
+            r, p: the operations that stop the gradient, of the reference and of the port.
+        """
+        if (r is None) == (p is None):
+            return None
+        side = self.reference if r is None else self.port
+        passes = [n for n in passing.between if side.cotangents.get(n, np.zeros(4))[3] > 0]
+        if not passes:
+            return None
+        if r is None:
+            return Difference("no gradient", "the gradient is stopped here alone", "do not stop it")
+        return Difference("gradient not stopped", "the gradient is not stopped here",
+                          "stop the gradient as the reference does")  # fmt: skip
 
     def _values_of(self, spot: Spot) -> list[set[int]]:
         """Returns each side's values, or its tensor, that get a wrong gradient."""

@@ -152,14 +152,14 @@ def name_lines(
         inside = set[int]().union(*(places.inside(spot) for spot in root.spots))
         here = next((part for part in parts_for(root) if part.number in inside), None)
         if here:
-            root.put_lines(_where_changed(root, here, [*fine, *coarse], sides))
+            root.put_lines(here)
     if forward and not any(root.lines for root in forward):
         right = set.intersection(*map(places.before, forward[0].spots))
         first = parts_for(forward[0])[:1]
         if any(part.number in right for part in first):  # what the walk cannot follow there
             first = follower.parts_with(weights, tolerance, bool(shown))
         for part in [part for part in first if part.number not in right][:1]:
-            forward[0].put_lines(_where_changed(forward[0], part, [*fine, *coarse], sides))
+            forward[0].put_lines(part)
     for root in [root for root in forward + states if not (root.lines or rounded)]:
         if used := _uses_of_module(root.spots[0], sides):
             root.put_lines(used)
@@ -210,26 +210,6 @@ def _first_use(side: SideTape, numbers: set[int]) -> int | None:
     users = sorted({user for n in numbers for user in side.users[n]})
     stops = [user for user in users if side.values[user].op in STOPS]
     return next(iter(stops or [user for user in users if user not in numbers]), None)
-
-
-def _where_changed(
-    root: Root, here: PartedAt, parts: list[PartedAt], sides: tuple[SideTape, SideTape]
-) -> PartedAt:
-    """Returns the place at the line that a root's cause changes; else this one, with that line."""
-    at, place = root.changed
-    start = f"{place}  "
-    for part in (here, *parts):
-        if (part.reference, part.port)[at].startswith(start):
-            return part
-    number = next((n for n, x in enumerate(sides[at].values) if x.line.startswith(start)), None)
-    if number is None:
-        return here
-    lines, operations, callers = [here.reference, here.port], [*here.operations], [*here.callers]
-    lines[at], operations[at] = sides[at].line(number), sides[at].tell(number)
-    callers[at] = tuple(sides[at].callers(number))
-    told = operations[0], operations[1]
-    return replace(here, reference=lines[0], port=lines[1], operations=told, callers=tuple(callers),
-                   near=True)  # fmt: skip
 
 
 class _Places:

@@ -9,6 +9,8 @@ from lockstep.check.rungs import BATCH, Spot, Stage
 from lockstep.check.sides.modules import Calls, above, shapes_of_other_sizes
 from lockstep.judge.compare import norm_gap
 
+FACTS = ("factor", "factor of a gradient", "factor of the loss", "left out")  # what is, not why
+
 
 @dataclass(eq=False)
 class Root:
@@ -29,7 +31,6 @@ class Root:
     operations: list[str] = field(default_factory=list)  # at these lines
     callers: list[list[str]] = field(default_factory=list)  # lines from which these are called
     near: bool = False  # the lines are the nearest that are known
-    changed: tuple[int, str] = (0, "")  # 0 or 1, the port, and FILE:LINE: what its cause changes
 
     @property
     def name(self) -> str:
@@ -40,6 +41,9 @@ class Root:
         self.lines, self.operations = [part.reference, part.port], list(part.operations)
         self.callers, self.near = [list(lines) for lines in part.callers], part.near
         self.hints = [*part.hints, *self.hints]
+        if part.difference and (not self.cause or self.entry in FACTS):
+            found = part.difference
+            self.entry, self.cause, self.remedy = found.entry, found.text, found.remedy
 
     def joined_with(self, other: "Root") -> "Root":
         """Joins both places into one root; it has the causes of both."""

@@ -70,11 +70,11 @@ class UserProgram(Worker):
         self.asked = header, arrays
         super().send(header, arrays)
 
-    def receive(self, seconds: float | None = None, quiet: bool = False) -> Message:
+    def receive(self, seconds: float | None = None) -> Message:
         """Returns the answer. A program that raises in float64 starts once more, in its own
         precision, and is asked the same again."""
         try:
-            return super().receive(seconds, quiet)
+            return super().receive(seconds)
         except Failed as error:
             if not error.refuses:
                 raise
@@ -82,7 +82,7 @@ class UserProgram(Worker):
         self.end_process()
         self.connect = partial(start, self.words + own)
         super().send(*self.asked)
-        return super().receive(seconds, quiet)
+        return super().receive(seconds)
 
     def record(self, out: Path, steps: int) -> None:
         """Writes the trace of this program, in a process that ends with it."""
