@@ -226,6 +226,48 @@ def test_programs_in_jax_without_modules_have_a_cause_and_lines(
     assert old in root.lines[0] and new in root.lines[1]
 
 
+STOPPED = (
+    START
+    + """
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.no_grad():
+            t = x.sin()
+        return self.last(Twice.apply(x) * t + x)
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(5, 4))}
+"""
+)
+
+
+def test_a_gradient_that_both_stop_in_their_own_way_is_no_cause() -> None:
+    stop = "        with torch.no_grad():\n            t = x.sin()", "        t = x.detach().sin()"
+    assert check_pair(STOPPED, STOPPED, stop, again=False).verdict == "equal"
+    (root,) = check_pair(STOPPED, STOPPED, stop, ("g * 2", "g"), again=False).roots
+    assert root.direction == "backward" and not root.cause
+
+
 def test_one_line_of_the_port_is_one_root() -> None:
     """A helper that stands between several modules; roots of two kinds of causes stay two."""
     bent = ("return (x + 1).sin()", "return (x + 1).sin() + 0.1 * x**4")

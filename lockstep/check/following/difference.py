@@ -17,6 +17,9 @@ from lockstep_recorder.operations import COLUMNS, SEES_ORDER, fingerprint
 SCALARS = {"self": 0, "other": 1, "exponent": 1, "y": 1}  # torch's names of operands, their places
 ARITHMETIC = {"add", "sub", "mul", "div", "pow"}  # what torch and JAX call by one name
 OPTIONS = 2  # that are told
+# Of JAX's operations: how they compute, and not what; nothing in float64 depends on them.
+HOW = {"precision", "preferred_element_type", "out_sharding", "accuracy", "unique_indices",
+       "indices_are_sorted", "is_stable"}  # fmt: skip
 ALIKE = 1e-11  # relative: of numbers, which a tape has with twelve digits
 
 Options = dict[str | int, str]  # by name; of a number, by its place among the operands
@@ -156,7 +159,8 @@ def _are_named_alike(theirs: OperationAt, ours: OperationAt) -> bool:
 
 def _other_options(theirs: OperationAt, ours: OperationAt) -> list[str | int]:
     both = theirs.options, ours.options
-    return [n for n in {**both[0], **both[1]} if not _is_one(both[0].get(n), both[1].get(n))]
+    names = [name for name in {**both[0], **both[1]} if name not in HOW]
+    return [n for n in names if not _is_one(both[0].get(n), both[1].get(n))]
 
 
 def are_given_the_same(

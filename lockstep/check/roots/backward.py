@@ -233,8 +233,8 @@ class Backward:
         if (r is None) == (p is None):
             return None
         side = self.reference if r is None else self.port
-        passes = [n for n in passing.between if side.cotangents.get(n, np.zeros(4))[3] > 0]
-        if not passes:
+        first = side.cotangents.get(min(passing.between))
+        if first is None or not first[3]:  # such as in torch.no_grad, which is no operation
             return None
         if r is None:
             return Difference("no gradient", "the gradient is stopped here alone", "do not stop it")
