@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.convert.axes import Unfit
-from lockstep.convert.plan import SIDES, Pattern, TensorRule
+from lockstep.convert.plan import SIDES, TensorRule
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, read_json
 
@@ -195,8 +195,3 @@ def map_text(map_: Map) -> str:
 
 def _rule_text(rule: dict[str, Any]) -> str:
     return "{" + ",\n   ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rule.items()) + "}"
-
-
-def is_literal(name: str) -> bool:
-    """Says if a tensor's name can stand in a map: braces are for indices."""
-    return not {"{", "}"} & {*name} and bool(Pattern(name).parts)
