@@ -37,14 +37,14 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
         with suppress(ValueError, IndexError, np.linalg.LinAlgError):
             found = _cause_of(root, evidence)
         if found:
-            root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
+            root.put_cause(found)
     _hint_at_untied(roots, evidence)
     for root in roots:
         if root.cause or root.direction != "forward":
             continue
         found = _exchanged(root, evidence)
         if found:
-            root.entry, root.cause, root.remedy = found.entry, found.text, found.remedy
+            root.put_cause(found)
     for root in roots:
         if root.cause and root.direction in ("forward", "accumulation"):
             root.hints = []

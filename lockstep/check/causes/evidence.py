@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.check.following.difference import Cause as Cause
 from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
 from lockstep.check.prove import Prover, Trial
@@ -18,13 +19,6 @@ from lockstep.model.params import Arrays
 
 FITS = 1e-10  # relative: a formula in numpy sums in another order than either framework
 LEFT = 0.01  # of a gap, at most, where it is explained: a small one fits what is not its cause
-
-
-@dataclass(frozen=True)
-class Cause:
-    entry: str  # of the catalogue
-    text: str
-    remedy: str
 
 
 @dataclass(frozen=True)

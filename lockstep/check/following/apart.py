@@ -8,7 +8,7 @@ from operator import mul
 import numpy as np
 
 from lockstep.check.following.difference import (
-    Difference,
+    Cause,
     OperationAt,
     are_given_the_same,
     find_difference,
@@ -46,7 +46,7 @@ class PartedAt:
         near: the operations are given other values, or one program lacks one: what is wrong is
             near these lines, and perhaps at none of them.
         hints: what else is known of what they are given.
-        difference: what alone differs between them, where they are given the same.
+        cause: what the operations show, where they are given the same.
         callers: of each line, those from which its function is called, if it is from others.
     """
 
@@ -57,7 +57,7 @@ class PartedAt:
     near: bool = False
     hints: tuple[str, ...] = ()
     callers: tuple[tuple[str, ...], ...] = ((), ())
-    difference: Difference | None = None
+    cause: Cause | None = None
 
 
 def part_at(reference: SideTape, r: int, port: SideTape, p: int) -> PartedAt:
@@ -126,7 +126,7 @@ def find_parts(
         if not told and len(operands) == 1 and are_given_the_same(*shown, known.tolerance):
             x = port.value_of({}, operands[0])
             told = find_function(*shown, x, known.tolerance)
-        found.append(replace(part, number=r, near=near, hints=tuple(hints), difference=told))
+        found.append(replace(part, number=r, near=near, hints=tuple(hints), cause=told))
     return found
 
 

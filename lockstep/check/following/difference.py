@@ -1,9 +1,8 @@
-"""What differs between two operations that are given the same: a number, an option, their kind, the
-order of their operands, or an operation before one of them that the other side has not; or between
-two functions of one operand, whatever operations make them.
+"""Causes that two operations show.
 
-Nothing is guessed: the operands agree element by element, so what differs between the operations is
-why their results do.
+Both are given the same values, element by element, so what differs between the operations is why
+their results do: a number, an option, their kind, the order of their operands, an operation before
+one of them that the other side lacks, or the activation that they begin.
 """
 
 from dataclasses import dataclass
@@ -26,10 +25,10 @@ Options = dict[str | int, str]  # by name; of a number, by its place among the o
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A cause: its entry in the catalogue, what the port does otherwise, and what mends it."""
+class Cause:
+    """What the port does otherwise, and what mends it."""
 
-    entry: str
+    entry: str  # of the catalogue
     text: str
     remedy: str
 
@@ -70,7 +69,7 @@ class OperationAt:
         return " ".join([self.op, *options])
 
 
-def find_difference(theirs: OperationAt, ours: OperationAt, tolerance: float) -> Difference | None:
+def find_difference(theirs: OperationAt, ours: OperationAt, tolerance: float) -> Cause | None:
     """Finds what alone differs between two operations; None where they are not given the same, or
     their names do not tell what they do.
 
@@ -78,10 +77,10 @@ def find_difference(theirs: OperationAt, ours: OperationAt, tolerance: float) ->
         tolerance: relative.
     """
     if extra := _find_before(theirs, ours, tolerance):
-        return Difference("operation left out", f"{extra} is left out", f"here: {extra}")
+        return Cause("operation left out", f"{extra} is left out", f"here: {extra}")
     if extra := _find_before(ours, theirs, tolerance):
         text = f"{extra}, which the reference has not"
-        return Difference("operation too many", text, f"leave out {extra}")
+        return Cause("operation too many", text, f"leave out {extra}")
     if not _are_named_alike(theirs, ours):
         return None
     names = _other_options(theirs, ours)
@@ -89,24 +88,24 @@ def find_difference(theirs: OperationAt, ours: OperationAt, tolerance: float) ->
         turned = theirs.op == ours.op and not names and len(theirs.operands) == 2
         if turned and are_given_the_same(theirs, ours, tolerance, turned=True):
             text = f"{ours.op} has its operands exchanged"
-            return Difference("operands exchanged", text, "exchange them here")
+            return Cause("operands exchanged", text, "exchange them here")
         return None
     if theirs.op != ours.op:
         whole = all(map(theirs.side.is_data, theirs.operands)) and not names
         text = f"{ours.op}, for {theirs.op}"
-        return Difference("another operation", text, f"here: {theirs.op}") if whole else None
+        return Cause("another operation", text, f"here: {theirs.op}") if whole else None
     if not 0 < len(names) <= OPTIONS:
         return None
     numbers = all(isinstance(name, int) for name in names)
     b, a = (", ".join(_tell(name, place.options.get(name)) for name in names)
             for place in (ours, theirs))  # fmt: skip
     entry = "another number" if numbers else "another option"
-    return Difference(entry, f"{ours.op} {b}, for {a}", f"{theirs.op} {a}")
+    return Cause(entry, f"{ours.op} {b}, for {a}", f"{theirs.op} {a}")
 
 
 def find_function(
     theirs: OperationAt, ours: OperationAt, x: np.ndarray, tolerance: float
-) -> Difference | None:
+) -> Cause | None:
     """Finds two activations of one operand, of which each side has the values of one.
 
     Args:
@@ -127,7 +126,7 @@ def find_function(
     if not all(found) or found[0] == found[1]:
         return None
     line = LINES[ours.side.framework or "torch"].get(found[0], found[0])
-    return Difference("activation", f"{found[1]} for {found[0]}", line)
+    return Cause("activation", f"{found[1]} for {found[0]}", line)
 
 
 def _find_before(longer: OperationAt, shorter: OperationAt, tolerance: float) -> str:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from lockstep.check.following.apart import LARGEST, MOVES, STOPS, PartedAt, part_at
-from lockstep.check.following.difference import Difference
+from lockstep.check.following.difference import Cause
 from lockstep.check.following.follow import ROUNDED
 from lockstep.check.following.tapes import EQUAL, Known, LiveTape, RecordedTape, SideTape, are_alike
 from lockstep.check.prove import Trial
@@ -220,10 +220,10 @@ class Backward:
         r = self.reference.operation(of_theirs) if r is None else r
         p = self.port.operation(of_ours) if p is None else p
         found = replace(part_at(self.reference.tape, r, self.port.tape, p),
-                        near=lacks or not pairs, difference=stopped)  # fmt: skip
+                        near=lacks or not pairs, cause=stopped)  # fmt: skip
         return found if found.reference and found.port else None, bool(pairs)
 
-    def _stopped(self, passing: "Use", r: int | None, p: int | None) -> Difference | None:
+    def _stopped(self, passing: "Use", r: int | None, p: int | None) -> Cause | None:
         """Tells of a stop that one side alone has, where a gradient passes on the other.
 
         Args:
@@ -237,8 +237,8 @@ class Backward:
         if first is None or not first[3]:  # such as in torch.no_grad, which is no operation
             return None
         if r is None:
-            return Difference("no gradient", "the gradient is stopped here alone", "do not stop it")
-        return Difference("gradient not stopped", "the gradient is not stopped here",
+            return Cause("no gradient", "the gradient is stopped here alone", "do not stop it")
+        return Cause("gradient not stopped", "the gradient is not stopped here",
                           "stop the gradient as the reference does")  # fmt: skip
 
     def _values_of(self, spot: Spot) -> list[set[int]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.check import names
 from lockstep.check.following.apart import PartedAt
+from lockstep.check.following.difference import Cause
 from lockstep.check.rungs import BATCH, Spot, Stage
 from lockstep.check.sides.modules import Calls, above, shapes_of_other_sizes
 from lockstep.judge.compare import norm_gap
@@ -37,13 +38,17 @@ class Root:
         return f"{self.where}, {self.direction}"
 
     def put_lines(self, part: PartedAt) -> None:
-        """Takes the lines of the place at which values part."""
+        """Takes the lines of the place at which values part, and the cause that it shows where no
+        more is known than what is so."""
         self.lines, self.operations = [part.reference, part.port], list(part.operations)
         self.callers, self.near = [list(lines) for lines in part.callers], part.near
         self.hints = [*part.hints, *self.hints]
-        if part.difference and (not self.cause or self.entry in FACTS):
-            found = part.difference
-            self.entry, self.cause, self.remedy = found.entry, found.text, found.remedy
+        if part.cause and (not self.cause or self.entry in FACTS):
+            self.put_cause(part.cause)
+
+    def put_cause(self, cause: Cause) -> None:
+        """Takes a cause in place of what is known."""
+        self.entry, self.cause, self.remedy = cause.entry, cause.text, cause.remedy
 
     def joined_with(self, other: "Root") -> "Root":
         """Joins both places into one root; it has the causes of both."""
