@@ -115,7 +115,7 @@ def parse_axes(text: str) -> TensorAxes:
         raise Unfit(f"axes {text!r}: malformed; see docs/convert.md") from None
     axes = TensorAxes(tuple(dims), label)
     for region in regions(axes):
-        names = [name for dim in region.dims for name in _names(dim)]
+        names = [name for dim in region.dims for name in names_in(dim)]
         if len(names) != len({*names}):
             raise Unfit(f"axes {text!r}: has a size twice; give each its own name")
     return axes
@@ -180,20 +180,39 @@ def _text(node: Node) -> str:
     )
 
 
-def _names(node: Node) -> Iterator[str]:
+def names_in(node: Node) -> Iterator[str]:
     """Yields the names of sizes, of a sum those of all parts."""
     if isinstance(node, Size):
         yield node.name
-    elif isinstance(node, Pick):
-        yield from _names(node.part)
-    elif isinstance(node, Product | Sum):
-        for each in node.factors if isinstance(node, Product) else node.parts:
-            yield from _names(each)
+    for each in _inside(node):
+        yield from names_in(each)
+
+
+def _inside(node: Node) -> tuple[Node, ...]:
+    if isinstance(node, Pick):
+        return (node.part,)
+    if isinstance(node, Product):
+        return node.factors
+    return node.parts if isinstance(node, Sum) else ()
 
 
 def names_of(axes: TensorAxes) -> set[str]:
     """Returns the names of all sizes."""
-    return {name for dim in axes.dims for name in _names(dim)}
+    return {name for dim in axes.dims for name in names_in(dim)}
+
+
+def sums_in(node: Node) -> Iterator[Sum]:
+    """Yields the sums of an axis."""
+    if isinstance(node, Sum):
+        yield node
+    for each in _inside(node):
+        yield from sums_in(each)
+
+
+def parts_of(axes: TensorAxes) -> dict[str, Node]:
+    """Returns the parts of all sums by their labels."""
+    sums = [each for dim in axes.dims for each in sums_in(dim)]
+    return {label: part for each in sums for label, part in zip(each.labels, each.parts)}
 
 
 def length(node: Node, sizes: Sizes) -> int:
@@ -227,7 +246,7 @@ def solve(node: Node, total: int, sizes: dict[str, int], alias: Mapping[str, str
     Raises:
         Unfit: no size gives this length.
     """
-    names = {alias.get(name, name) for name in _names(node)}
+    names = {alias.get(name, name) for name in names_in(node)}
     unknown = {name for name in names if name not in sizes}
     if len(unknown) > 1:
         return ""
@@ -235,7 +254,7 @@ def solve(node: Node, total: int, sizes: dict[str, int], alias: Mapping[str, str
 
     def length_with(n: int) -> int:
         known = {**sizes, name: n}
-        return length(node, {each: known[alias.get(each, each)] for each in _names(node)})
+        return length(node, {each: known[alias.get(each, each)] for each in names_in(node)})
 
     none, one = length_with(0), length_with(1)
     size = (total - none) // (one - none) if one > none else 0
@@ -270,7 +289,7 @@ def _choices(node: Node) -> list[tuple[set[str], Node]]:
             (set().union(*(key for key, _ in each)), Product(tuple(part for _, part in each)))
             for each in itertools.product(*map(_choices, node.factors))
         ]
-    return [({*_names(node)}, node)]
+    return [({*names_in(node)}, node)]
 
 
 def view(x: np.ndarray, region: Region, sizes: Sizes) -> tuple[np.ndarray, list[str]]:

@@ -18,7 +18,10 @@ from lockstep.convert.axes import (
     Unfit,
     Unit,
     axes_text,
+    length,
+    names_in,
     regions,
+    sums_in,
 )
 from lockstep.convert.names import name_patterns
 from lockstep.convert.plan import Pattern, Shape, TensorRule
@@ -190,7 +193,7 @@ def _add_rule(writers: "list[_Writer]", derived: Derived) -> None:
     equal = [
         tuple(names.get(n, n) for n in group)
         for group in first.equal
-        if all(len({writer.sizes[n] for n in group}) == 1 for writer in writers)
+        if all(len({writer.lengths[n] for n in group}) == 1 for writer in writers)
     ]
     rule = TensorRule(sides[REFERENCE], sides[PORT], tuple(equal))
     rule.validate()
@@ -277,8 +280,9 @@ class _Writer:
         self.sizes = {name: self.counts[int(atom)] for atom, name in self.names.items()
                       if name not in self.indices}  # fmt: skip
         dims = [dim for side in self.axes for axes in side.values() for dim in axes.dims]
-        self.shared = {name for dim in dims if not isinstance(dim, Size) for name in _names(dim)}
+        self.shared = {name for dim in dims if not isinstance(dim, Size) for name in names_in(dim)}
         self.shared &= {*self.sizes}
+        self.lengths = dict(self.sizes)  # also of parts, by their labels
         self.equal = self._find_equal()
 
     def texts(self) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -468,7 +472,7 @@ class _Writer:
         taken = {*self.words, *self.indices}
         letters = iter([letter for letter in LETTERS if letter not in taken])
         for side in trees:
-            for atom in (atom for dims in side.values() for dim in dims for atom in _names(dim)):
+            for atom in (atom for dims in side.values() for dim in dims for atom in names_in(dim)):
                 if atom not in names:
                     names[atom] = next(letters, f"axis{atom}")
         return names
@@ -484,32 +488,21 @@ class _Writer:
         return next(iter(needed), "")
 
     def _find_equal(self) -> list[tuple[str, ...]]:
-        """Lists the sizes of parts that have equal numbers, and the tensor's other axes of this
-        number: parts of unlike sizes are then refused."""
+        """Lists the parts of equal lengths, and the tensor's other axes of this number: parts of
+        unlike sizes are then refused."""
         found = []
+        counts = {name: self.counts[int(atom)] for atom, name in self.names.items()}
         for axes in (axes for side in self.axes for axes in side.values()):
             whole = [dim.name for dim in axes.dims if isinstance(dim, Size)]
-            for each in (each for dim in axes.dims for each in _sums(dim)):
+            for each in (each for dim in axes.dims for each in sums_in(dim)):
                 numbers: dict[int, list[str]] = {}
-                for part in each.parts:
-                    if isinstance(part, Size):
-                        numbers.setdefault(self.sizes[part.name], []).append(part.name)
+                for label, part in zip(each.labels, each.parts):
+                    self.lengths[label] = length(part, counts)
+                    if not isinstance(part, Unit):
+                        numbers.setdefault(self.lengths[label], []).append(label)
                 found += [(*group, *(n for n in whole if self.sizes.get(n) == number))
                           for number, group in numbers.items() if len(group) > 1]  # fmt: skip
         return [*{frozenset(group): group for group in reversed(found)}.values()]
-
-
-def _names(node: Node) -> list[str]:
-    if isinstance(node, Size):
-        return [node.name]
-    parts = node.factors if isinstance(node, Product) else getattr(node, "parts", ())
-    return [name for part in parts for name in _names(part)]
-
-
-def _sums(node: Node) -> list[Sum]:
-    parts = node.factors if isinstance(node, Product) else getattr(node, "parts", ())
-    inside = [each for part in parts for each in _sums(part)]
-    return [node, *inside] if isinstance(node, Sum) else inside
 
 
 def _label_blocks(patterns: Sequence[tuple[str, str]]) -> list[str]:

@@ -18,13 +18,18 @@ import numpy as np
 
 from lockstep.convert.axes import (
     NAME,
+    Node,
     Region,
+    Size,
     Sizes,
     TensorAxes,
     Unfit,
+    length,
+    names_in,
     names_of,
     paired_views,
     parse_axes,
+    parts_of,
     regions,
     shape_of,
     solve,
@@ -166,7 +171,7 @@ class TensorRule:
 
     Attributes:
         reference, port: a name's pattern -> its axes.
-        equal: groups of sizes that were proved for equal numbers alone.
+        equal: groups of sizes, and of labels of parts, that were proved for equal numbers alone.
         some: some layers had none of these when the map was proved.
     """
 
@@ -210,13 +215,44 @@ class TensorRule:
         ]
 
     @cached_property
+    def parts(self) -> dict[str, Node]:
+        """Returns the parts of all sums by their labels."""
+        every = [axes for side in SIDES for axes in self.axes(side).values()]
+        return {label: part for axes in every for label, part in parts_of(axes).items()}
+
+    @cached_property
     def alias(self) -> dict[str, str]:
-        """Maps sizes that are equal to the first of them."""
-        return {name: names[0] for names in self.equal for name in names}
+        """Maps the sizes of equal parts to the first of them.
+
+        Other sizes of a group follow from shapes, and must then be equal to these.
+        """
+        found = {}
+        for group in self.equal:
+            sizes = [name for name in group if self.parts.get(name) == Size(name)]
+            found |= dict.fromkeys(sizes, sizes[0]) if sizes else {}
+        return found
+
+    def require_equal(self, sizes: Sizes) -> None:
+        """Raises Unfit where sizes differ that were proved for equal numbers alone.
+
+        Args:
+            sizes: those that are known.
+        """
+        for group in self.equal:
+            nodes = {name: self.parts.get(name, Size(name)) for name in group}
+            lengths = {name: length(node, sizes) for name, node in nodes.items()
+                       if {*names_in(node)} <= {*sizes}}  # fmt: skip
+            if len({*lengths.values()}) > 1:
+                found = ", ".join(f"{name}={n}" for name, n in lengths.items())
+                raise Unfit(f"{self}: {found}, but {' = '.join(group)} was proved for equal "
+                            "numbers alone; prove it with others, and save the map again")  # fmt: skip
 
     def validate(self) -> None:
         """Raises Unfit unless both sides hold the same elements."""
         keys = {side: {key for key, *_ in self.blocks(side)} for side in SIDES}
+        for name in (name for group in self.equal for name in group):
+            if name not in self.names | {*self.parts}:
+                raise Unfit(f"{self}: equal has {name}, which is no size and no part")
         for side, other in (SIDES, SIDES[::-1]):
             for key in keys[side] - keys[other]:
                 what = " ".join(sorted(key)) or "a number"
@@ -474,14 +510,11 @@ def _solve_sizes(
         if len(shape) != len(axes.dims):
             raise Unfit(f"{where}: has {len(shape)} axes, the map says {len(axes.dims)}")
     for instance in instances:
+        instance.rule.require_equal(plan.sizes)
         for name, size in plan.sizes.items():
-            alias = instance.rule.alias
-            if instance.sizes.setdefault(alias.get(name, name), size) != size:
-                others = " = ".join(n for n, one in alias.items() if one == alias[name])
-                raise Unfit(
-                    f"{instance.rule}: {name}={size}, but {others} was proved for equal "
-                    "numbers alone; prove it with others, and save the map again"
-                )
+            one = instance.rule.alias.get(name, name)
+            if instance.sizes.setdefault(one, size) != size:
+                raise Unfit(f"{instance.rule}: {name} is {instance.sizes[one]}, not {size}")
     first: dict[str, str] = {}  # where a shared size was solved
     while open_:
         left = []
@@ -521,6 +554,7 @@ def _solve_sizes(
             some = "one or more of " if len(lacking) > 1 else ""
             raise Unfit(f"{instance.rule}: the shapes at hand do not tell {', '.join(lacking)}; "
                         f"give {some}{words}, or --like FILE")  # fmt: skip
+        instance.rule.require_equal(instance.sizes)
 
 
 def _progress(left: Sequence[tuple[_Instance, str, TensorAxes, Shape]], plan: Plan) -> bool:

@@ -121,6 +121,7 @@ def changed(**fields: object) -> dict[str, object]:
         (changed(to={}), "the field 'to'"),
         (changed(equal=["x", "y"]), "equal: not made of short texts"),
         (changed(equal=[[]]), "empty list"),
+        (changed(equal=[["x", "z"]]), "equal has z, which is no size and no part"),
         (changed(some=1), "neither true nor false"),
     ],
 )
@@ -172,6 +173,37 @@ def test_a_fused_projection_of_fewer_keys_is_no_three_equal_parts() -> None:
     assert make_plan(derived.rules, {"c.weight": (24, 8)}).shapes == {n: (8, 8) for n in "qkv"}
     with pytest.raises(Unfit, match="q = k = v = a was proved for equal numbers alone"):
         make_plan(derived.rules, {"c.weight": (18, 9)})
+
+
+def test_parts_of_several_axes_are_proved_for_equal_numbers_alone() -> None:
+    """Two heads of three; 8 heads of 4 with two groups of keys are 48 rows, no three times 16."""
+    parts = [pair("c.weight", n, [1, 0], [[0, 6 * at, 6 * at + 6, False]])
+             for at, n in enumerate("qkv")]  # fmt: skip
+    for width, equal in ((6, ("q", "k", "v", "a")), (5, ("q", "k", "v"))):
+        shapes = {"c.weight": (18, width)}, {n: (width, 2, 3) for n in "qkv"}
+        derived = derive_rules(parts, shapes)
+        assert derived.rules[0].equal == (equal,)
+        said = Map(tuple(derived.rules), derived.sizes).warnings
+        assert said == [f"{' = '.join(equal)} was proved for equal numbers alone"]
+    derived = derive_rules(parts, ({"c.weight": (18, 6)}, {n: (6, 2, 3) for n in "qkv"}))
+    made = make_plan(derived.rules, {"c.weight": (96, 32)}, sizes={"n3": 4})
+    assert made.shapes == {n: (32, 8, 4) for n in "qkv"}
+    with pytest.raises(Unfit, match="q=16, k=16, v=16, a=32, but q = k = v = a was proved for"):
+        make_plan(derived.rules, {"c.weight": (48, 32)}, sizes={"n3": 4})
+
+
+def test_a_width_of_equal_number_tells_no_size() -> None:
+    """The parts are within heads, of two of four channels; the width was four by chance."""
+    parts = [pair(f"{n}.weight", "c", [1, 0], [[0, 4 * h, 4 * h + 4, False]],
+                  [[1, h, h + 1, True], [1, 4 * at, 4 * at + 4, False]])
+             for h in range(2) for at, n in enumerate("qkv")]  # fmt: skip
+    derived = derive_rules(parts, ({f"{n}.weight": (8, 4) for n in "qkv"}, {"c": (4, 2, 12)}))
+    assert derived.rules[0].port == {"c": "a n2 q+k+v"}
+    source = {f"{n}.weight": (96, 48) for n in "qkv"}
+    with pytest.raises(Unfit, match="do not tell n2, q; give one or more of"):
+        make_plan(derived.rules, source)
+    with pytest.raises(Unfit, match="q=16, k=16, v=16, a=48, but"):
+        make_plan(derived.rules, source, sizes={"n2": 6})
 
 
 def test_two_sizes_of_one_number_are_told() -> None:
