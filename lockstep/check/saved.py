@@ -1,5 +1,6 @@
 """Writes and reads the file of `--save-map`: rules to convert by, and the proved mapping."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,14 @@ def make_map(result: Result, programs: tuple[str, str]) -> tuple[Map, list[str]]
 
 
 def _constants(side: Tensors, paired: set[str]) -> tuple[str, ...]:
-    """Lists buffers that are constants, with * for numbers, and a torch model's counters."""
-    names = {re.sub(r"\d+", "*", name) for name in side.shapes if name not in paired}
+    """Lists buffers that are constants, with indices, and a torch model's counters."""
+    names = {_with_indices(name) for name in side.shapes if name not in paired}
     return (*sorted(names), *(COUNTERS if side.framework == "torch" else ()))
+
+
+def _with_indices(name: str) -> str:
+    count = itertools.count()
+    return re.sub(r"\d+", lambda _: f"{{i{next(count)}}}", name)
 
 
 def read_proved(content: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,8 @@ def convert_file(
     wanted = open_named(like, map_, back=not back).shapes if like else None
     try:
         plan = make_plan(map_.rules, opened.shapes, back=back, wanted=wanted, sizes=sizes,
-                         shared=[*map_.sizes], tied=map_.tied, unused=map_.unused)  # fmt: skip
+                         shared=[*map_.sizes], tied=map_.tied, unused=map_.unused,
+                         unfilled=map_.unfilled)  # fmt: skip
     except Unfit as error:
         raise UserError(f"{source}: {error}") from None
     infos = _target_infos(plan, opened, dtype, suffix)

@@ -27,7 +27,8 @@ class Map:
     Attributes:
         sizes: those that hold for the whole model -> the number with which the map was proved.
         tied: by side, another name of a tensor -> its name.
-        unused: by side, names of tensors that need no partner, with * for any text.
+        unused: by side, names of tensors that need no partner, with {i} for a number and * for any
+            text.
         undetermined: tensors of the reference that names alone have paired.
         verdict: what `lockstep check` said of the two programs.
         programs: by side, the program's name and framework.
@@ -42,6 +43,11 @@ class Map:
     verdict: str = ""
     programs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     proved: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def unfilled(self) -> dict[str, tuple[str, ...]]:
+        """Returns by side the tensors that had no partner when the map was proved."""
+        return {side: tuple(self.proved.get(f"only_{side}", ())) for side in SIDES}
 
     @property
     def warnings(self) -> list[str]:
@@ -91,6 +97,9 @@ def parse_map(content: Mapping[str, Any]) -> Map:
     sizes = _mapping(content.get("sizes", {}), "sizes")
     good = all(type(n) is int and 0 < n < 2**40 for n in sizes.values())
     _require(good, "its sizes are no positive whole numbers")
+    proved = _mapping(content.get("proved", {}), "proved")
+    for side in SIDES:
+        _texts(proved.get(f"only_{side}", []), f"proved: only_{side}")
     return Map(
         tuple(_parse_rule(rule, f"rules[{at}]") for at, rule in enumerate(rules or [])),
         sizes,
@@ -99,7 +108,7 @@ def parse_map(content: Mapping[str, Any]) -> Map:
         _texts(content.get("undetermined", []), "undetermined"),
         _texts([content.get("verdict", "")], "verdict")[0],
         {side: _texts_by_name(each, "programs") for side, each in _sides(content, "programs")},
-        _mapping(content.get("proved", {}), "proved"),
+        proved,
     )
 
 

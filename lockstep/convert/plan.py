@@ -244,8 +244,10 @@ class TensorRule:
                        if {*names_in(node)} <= {*sizes}}  # fmt: skip
             if len({*lengths.values()}) > 1:
                 found = ", ".join(f"{name}={n}" for name, n in lengths.items())
-                raise Unfit(f"{self}: {found}, but {' = '.join(group)} was proved for equal "
-                            "numbers alone; prove it with others, and save the map again")  # fmt: skip
+                raise Unfit(
+                    f"{self}: {found}, but {' = '.join(group)} was proved for equal numbers alone; "
+                    "prove it with others, and save the map again"
+                )
 
     def validate(self) -> None:
         """Raises Unfit unless both sides hold the same elements."""
@@ -319,6 +321,7 @@ def make_plan(
     sizes: Mapping[str, Any] | None = None, shared: Sequence[str] = (),
     tied: Mapping[str, Mapping[str, str]] | None = None,
     unused: Mapping[str, Sequence[str]] | None = None,
+    unfilled: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:  # fmt: skip
     """Applies rules to a source's tensors.
 
@@ -328,7 +331,9 @@ def make_plan(
         sizes: sizes that are given by name; a list of numbers for a counted index.
         shared: the names of sizes that hold for the whole model; all others are a tensor's own.
         tied: by side, other names of tensors.
-        unused: by side, names of tensors that need no partner, with * for any text.
+        unused: by side, names of tensors that need no partner, with {i} for a number and * for
+            any text.
+        unfilled: by side, tensors that had no partner when the map was proved.
 
     Raises:
         Unfit: a tensor is missing or left over, or a size does not follow from the shapes.
@@ -340,8 +345,7 @@ def make_plan(
     source = _resolve_ties(plan, source, (tied or {}).get(here, {}), rules, here)
     instances, used = _match(rules, source, counts, here, wanted is None)
     rest = [name for name in source if name not in used and name not in plan.renamed]
-    idle = (unused or {}).get(here, ())
-    plan.unused = [name for name in rest if any(fnmatchcase(name, each) for each in idle)]
+    plan.unused = [name for name in rest if _is_idle(name, (unused or {}).get(here, ()))]
     for name in rest:
         if name not in plan.unused:
             raise Unfit(f"{name}: the map does not say where it goes; add a rule, or add its name "
@@ -354,8 +358,18 @@ def make_plan(
     plan.shapes = dict(sorted(plan.shapes.items(), key=lambda each: first[each[0]]))
     others = (tied or {}).get(there, {})
     plan.tied = {other: name for other, name in others.items() if name in plan.shapes}
-    _require_wanted(plan, wanted, (unused or {}).get(there, ()))
+    idle = (unused or {}).get(there, ())
+    for name in (unfilled or {}).get(there, ()):
+        if name not in plan.shapes and name not in plan.tied and not _is_idle(name, idle):
+            raise Unfit(f"{name}: the {there} has it, and the map does not fill it; add a rule, or "
+                        f'add its name to "unused"')  # fmt: skip
+    _require_wanted(plan, wanted, idle)
     return plan
+
+
+def _is_idle(name: str, unused: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, text) or _pattern(text).match(name, {}) is not None
+               for text in unused)  # fmt: skip
 
 
 def _count(
@@ -618,7 +632,7 @@ def _plan_targets(instance: _Instance, counts: Counts, plan: Plan, here: str, th
 
 def _require_wanted(plan: Plan, wanted: Shapes | None, unused: Sequence[str]) -> None:
     for name, shape in (wanted or {}).items():
-        idle = name in plan.tied or any(fnmatchcase(name, each) for each in unused)
+        idle = name in plan.tied or _is_idle(name, unused)
         if name not in plan.shapes and not idle:
             raise Unfit(f"{name}: the target has it, and the map does not fill it")
         if name in plan.shapes and plan.shapes[name] != tuple(shape):

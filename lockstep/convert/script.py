@@ -42,7 +42,8 @@ def main(words: list[str]) -> None:
     owners = {name: file for file in opened for name in file.keys()}
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in owners.items()}
     rules = [TensorRule(**rule) for rule in RULES]
-    made = make_plan(rules, shapes, back=back, sizes=sizes, shared=SIZES, tied=TIED, unused=UNUSED)
+    made = make_plan(rules, shapes, back=back, sizes=sizes, shared=SIZES, tied=TIED, unused=UNUSED,
+                     unfilled=UNFILLED)
     for other, name in made.renamed.items():
         owners.setdefault(name, owners[other])
     names = {name: other for other, name in made.renamed.items() if name not in shapes}
@@ -85,7 +86,8 @@ def script_text(map_: Map, file: str) -> str:
         f"RULES = [\n    {rules},\n]",
         f"SIZES = {json.dumps([*map_.sizes])}  # that hold for the whole model",
         f"TIED = {json.dumps(map_.tied)}  # other names of tensors",
-        f"UNUSED = {json.dumps({side: [*each] for side, each in map_.unused.items()})}",
+        f"UNUSED = {json.dumps(map_.unused)}  # tensors that need no partner",
+        f"UNFILLED = {json.dumps(map_.unfilled)}  # tensors that had none in the proof",
     ]
     head = HEAD.format(file=file, **programs) + "\n".join(["import contextlib", *plain, LIBRARIES])
     return head + "\n\n" + "\n".join(tables) + "\n" + "".join(bodies) + MAIN

@@ -389,6 +389,25 @@ def test_nothing_is_overwritten_and_a_killed_run_left_nothing(
     assert {*tmp_path.iterdir()} == {file, out}
 
 
+def test_a_tensor_without_a_partner_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    """It is the target's alone, so that no tensor of the source shows it."""
+    file = save(tmp_path, finite())
+    alone = Map(RULES, MAP.sizes, proved={"only_port": ["shift"]})
+    with pytest.raises(UserError, match="shift: the port has it, and the map does not fill it"):
+        convert_file(file, alone, tmp_path / "o.safetensors", sizes=SIZES)
+    named = Map(RULES, MAP.sizes, unused={"port": ("shift",)}, proved=alone.proved)
+    convert_file(file, named, tmp_path / "o.safetensors", sizes=SIZES)
+    convert_file(tmp_path / "o.safetensors", alone, tmp_path / "b.safetensors", back=True)
+
+
+def test_an_index_of_an_unused_tensor_is_a_number_alone(tmp_path: Path) -> None:
+    map_ = Map(RULES, MAP.sizes, unused={"reference": ("h.{i}.mask",)})
+    convert_file(save(tmp_path, changed(h__1__mask=SMALL)), map_, tmp_path / "o.npz", sizes=SIZES)
+    file = save(tmp_path, changed(h__1__attn__mask=SMALL))
+    with pytest.raises(UserError, match="h.1.attn.mask: the map does not say where it goes"):
+        convert_file(file, map_, tmp_path / "p.npz", sizes=SIZES)
+
+
 def test_unused_tensors_and_sizes_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
