@@ -47,7 +47,8 @@ def make_map(result: Result, programs: tuple[str, str]) -> tuple[Map, list[str]]
             side: {"program": Path(name).name, "framework": about["framework"]}
             for (side, about), name in zip(abouts.items(), programs)
         },
-        proved=map_json(result),
+        proved=map_json(result)
+        | {"shapes": {side: tensors.shapes for side, tensors in zip(abouts, mapping.sides)}},
     )
     lines = [f"no rule for {name}: {reason}" for name, reason in derived.without.items()]
     alone = [*mapping.only_reference, *mapping.only_port]

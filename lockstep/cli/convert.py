@@ -10,6 +10,7 @@ from lockstep.check.compare import Options
 from lockstep.cli.verify import verify
 from lockstep.convert.convert import DTYPES, SUFFIXES, convert_file, open_named
 from lockstep.convert.map import Map, read_map
+from lockstep.convert.proof import unproved_rules
 from lockstep.convert.script import script_text
 from lockstep.errors import UserError, printable, require
 from lockstep.exits import DONE, FAILED
@@ -74,7 +75,7 @@ def _convert(given: argparse.Namespace) -> int:
         sizes=_sizes(given.size), like=Path(given.like) if given.like else None,
         program=given.program or "", shard=_bytes(given.max_shard_size),
     )  # fmt: skip
-    for line in map_.warnings:
+    for line in [*map_.warnings, *_unproved(map_)]:
         print(f"note: {line}", file=sys.stderr)
     if done.unused:
         some = ", ".join(done.unused[:3]) + (" ..." if len(done.unused) > 3 else "")
@@ -83,6 +84,12 @@ def _convert(given: argparse.Namespace) -> int:
     dtypes = ", ".join(done.dtypes)
     print(f"{given.o}: {done.tensors} tensors, {done.size:,} bytes, {dtypes}{sizes}")
     return _verify(given, map_) if given.verify else DONE
+
+
+def _unproved(map_: Map) -> list[str]:
+    rules = unproved_rules(map_)
+    count = f"{len(rules)} of {len(map_.rules)} rules do not follow from the proof in the map"
+    return [f"{count}, such as {rules[0]}; --verify tries them"] if rules else []
 
 
 def _verify(given: argparse.Namespace, map_: Map) -> int:

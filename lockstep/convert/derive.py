@@ -116,6 +116,11 @@ def derive_rules(proved: Sequence[Mapping[str, Any]], shapes: tuple[Shapes, Shap
     named = [Named(both, tuple(each["axes"]), *found)
              for both, each, found in zip(parts, proved, patterns)]  # fmt: skip
     derived = Derived()
+    for each in named:
+        if name := next((name for name in each.names if {"{", "}"} & {*name}), ""):
+            reason = f"the name {name} has a brace, which marks an index in a map; rename it"
+            derived.without[each.names[REFERENCE]] = reason
+    named = [each for each in named if each.names[REFERENCE] not in derived.without]
     for group in _components(named, lambda each: each.patterns):
         _derive_rule(group, shapes, derived)
     derived.rules = _mark_partial(derived.rules, named)

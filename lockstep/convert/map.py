@@ -63,10 +63,29 @@ class Map:
             for name in self.sizes
             if re.fullmatch(r"n\d+_\d+", name)
         ]
+        for name, rules in self._joined_by_number():
+            where = " and ".join(next(iter(rule.reference)) for rule in rules)
+            said.append(
+                f"{name} is one size in {where}, because both were {self.sizes[name]} when the map "
+                "was proved; if yours are two, prove it with unequal ones"
+            )
         if self.undetermined:
             said.append("paired by names alone, because no batch tells them apart: "
                         + ", ".join(self.undetermined))  # fmt: skip
         return said
+
+    def _joined_by_number(self) -> list[tuple[str, list[TensorRule]]]:
+        """Lists sizes without a word, with a rule of each group of those that share no second."""
+        found = []
+        shared = [(rule, rule.names & {*self.sizes}) for rule in self.rules]
+        for name in filter(re.compile(r"n\d+").fullmatch, self.sizes):
+            groups: list[tuple[TensorRule, set[str]]] = []
+            for rule, sizes in shared:
+                if name in sizes and not any(len(sizes & known) > 1 for _, known in groups):
+                    groups.append((rule, sizes))
+            if len(groups) > 1:
+                found.append((name, [rule for rule, _ in groups]))
+        return found
 
 
 def read_map(path: Path, flag: str = "--map") -> Map:

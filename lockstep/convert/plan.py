@@ -226,7 +226,7 @@ class TensorRule:
 
         Other sizes of a group follow from shapes, and must then be equal to these.
         """
-        found = {}
+        found: dict[str, str] = {}
         for group in self.equal:
             sizes = [name for name in group if self.parts.get(name) == Size(name)]
             found |= dict.fromkeys(sizes, sizes[0]) if sizes else {}

@@ -9,6 +9,7 @@ from lockstep.convert.axes import Unfit, axes_text, parse_axes
 from lockstep.convert.derive import derive_rules
 from lockstep.convert.map import KEY, Map, map_json, map_text, parse_map
 from lockstep.convert.plan import TensorRule, make_plan
+from lockstep.convert.proof import unproved_rules
 from parity_tests.convert.proofs import PROOFS, Proof, convert_arrays, pair, random_arrays
 
 EVERY = pytest.mark.parametrize("proof", PROOFS.values(), ids=[*PROOFS])
@@ -214,6 +215,19 @@ def test_two_sizes_of_one_number_are_told() -> None:
     assert "had one number" in " ".join(Map(tuple(derived.rules), derived.sizes).warnings)
 
 
+def test_a_size_that_a_number_alone_joins_is_told() -> None:
+    """Two heads, and gate and up as an axis of two: one given number would be taken for both."""
+    pairs = [pair("q", "q", [1, 0]), pair("o", "o", [0, 1]), pair("up", "up", [1, 0])]
+    shapes = ({"q": (8, 5), "o": (5, 8), "up": (12, 5)},
+              {"q": (5, 2, 4), "o": (5, 2, 4), "up": (5, 2, 6)})  # fmt: skip
+    derived = derive_rules(pairs, shapes)
+    assert [rule.reference for rule in derived.rules] == [
+        {"q": "(n2 n4) a"}, {"o": "a (n2 n4)"}, {"up": "(n2 n6) a"}
+    ]  # fmt: skip
+    (said,) = Map(tuple(derived.rules), derived.sizes).warnings
+    assert said.startswith("n2 is one size in q and up, because both were 2 when the map was")
+
+
 def test_other_names_of_a_tensor_stand_for_it() -> None:
     map_ = Map((TensorRule({"wte": "v d"}, {"embed": "v d"}),),
                tied={"reference": {"head": "wte"}})  # fmt: skip
@@ -232,6 +246,51 @@ def test_irregular_orders_have_no_rule() -> None:
     assert derived.rules == [] and derived.without == {"a": "its parts stand in no regular order"}
     part = derive_rules([pair("a", "b", [0], [[0, 0, 3, False]])], ({"a": (4,)}, {"b": (3,)}))
     assert "no partner" in part.without["a"]
+
+
+def proved_map(proof: Proof) -> Map:
+    """The map as it is read from its file, with what was proved."""
+    shapes = {"reference": proof.reference, "port": proof.port}
+    made = proof.map()
+    proved = {"tensors": proof.tensors, "shapes": shapes}
+    return parse_map(json.loads(map_text(Map(made.rules, made.sizes, proved=proved))))
+
+
+@EVERY
+def test_rules_as_they_were_saved_are_proved(proof: Proof) -> None:
+    assert unproved_rules(proved_map(proof)) == []
+
+
+@pytest.mark.parametrize(
+    ("former", "new", "count"),
+    [
+        ("n4", "heads", 0),  # of all rules, and of the sizes
+        ("[q] a n4 n3", "[q] n4 a n3", 1),
+        (',\n   "equal": [["k", "v"]]', "", 1),
+        ("q:(n4 n3)+k:(n2 n3)", "k:(n2 n3)+q:(n4 n3)", 1),
+        (',\n  "n2": 2', "", 1),  # no size of the whole model any more
+        ('"axes": [1, 0]', '"axes": [0, 1]', 1),
+        ('"proved"', '"programs"', None),
+    ],
+)
+def test_an_edited_rule_is_told(former: str, new: str, count: int | None) -> None:
+    text = map_text(proved_map(PROOFS["a fused projection with fewer keys"]))
+    assert former in text
+    if count is None:
+        content = {name: x for name, x in json.loads(text).items() if name != "proved"}
+        assert unproved_rules(parse_map(content)) == [*parse_map(content).rules]
+    else:
+        assert len(unproved_rules(parse_map(json.loads(text.replace(former, new))))) == count
+
+
+def test_a_name_with_braces_has_no_rule() -> None:
+    pairs = [pair("a", "b{layer}", [0]), pair("c{", "d", [0]), pair("e", "f", [0])]
+    shapes = {n: (n_,) for n_, n in enumerate(("a", "c{", "e"), 2)}, {"b{layer}": (2,), "d": (3,),
+                                                                      "f": (4,)}  # fmt: skip
+    derived = derive_rules(pairs, shapes)
+    assert [rule.reference for rule in derived.rules] == [{"e": "a"}]
+    assert derived.without.keys() == {"a", "c{"}
+    assert "the name b{layer} has a brace, which marks an index" in derived.without["a"]
 
 
 def test_the_file_is_json_with_a_line_for_each_side_of_a_rule() -> None:
