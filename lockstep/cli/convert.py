@@ -33,7 +33,8 @@ def add(commands: Any) -> None:
         ".npz, Flax's .msgpack, Equinox' .eqx, Orbax' folder"
     )
     sub.add_argument("source", metavar="SOURCE", nargs="?", help=formats)
-    add_optional(sub, "--map", "FILE", "what `lockstep check --save-map` wrote", required=True)
+    add_optional(sub, "--map", "FILE", "what `lockstep check --save-map` wrote "
+                 "(default: none, for the same tensors in another format)")  # fmt: skip
     add_optional(sub, "-o", "OUT", f"a new file ({', '.join(SUFFIXES)}), or a folder for shards")
     add_switch(sub, "--back", "from the port to the reference")
     add_text(sub, "--dtype", "NAME", f"dtype of all floats: {', '.join(DTYPES)} (default: the "
@@ -59,8 +60,12 @@ def add(commands: Any) -> None:
 
 
 def _convert(given: argparse.Namespace) -> int:
-    map_ = read_map(Path(given.map))
+    map_ = read_map(Path(given.map)) if given.map else None
+    for flag in ("script", "back", "size", "like", "verify"):
+        needs = bool(map_) or not getattr(given, flag)
+        require(needs, f"--{flag}", "''", "needs --map, what `lockstep check --save-map` wrote")
     if given.script:
+        assert map_
         path = Path(given.script)
         directory.require_writable_file(path, "--script")
         with durable.writing(f"--script {path}"):
@@ -75,7 +80,7 @@ def _convert(given: argparse.Namespace) -> int:
         sizes=_sizes(given.size), like=Path(given.like) if given.like else None,
         program=given.program or "", shard=_bytes(given.max_shard_size),
     )  # fmt: skip
-    for line in [*map_.warnings, *_unproved(map_)]:
+    for line in [*map_.warnings, *_unproved(map_)] if map_ else ():
         print(f"note: {line}", file=sys.stderr)
     if done.unused:
         some = ", ".join(done.unused[:3]) + (" ..." if len(done.unused) > 3 else "")
@@ -83,7 +88,7 @@ def _convert(given: argparse.Namespace) -> int:
     sizes = "".join(f", {name}={size}" for name, size in done.sizes.items())
     dtypes = ", ".join(done.dtypes)
     print(f"{given.o}: {done.tensors} tensors, {done.size:,} bytes, {dtypes}{sizes}")
-    return _verify(given, map_) if given.verify else DONE
+    return _verify(given, map_) if map_ and given.verify else DONE
 
 
 def _unproved(map_: Map) -> list[str]:

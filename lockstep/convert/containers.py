@@ -123,7 +123,7 @@ def open_checkpoint(path: Path, program: str = "") -> Checkpoint:
     try:
         return _open(path, program)
     except Refused as error:
-        raise UserError(f"{path}: {error}; give a whole file") from None
+        raise UserError(f"{path}: {error}; give a whole file of weights") from None
     except OSError as error:
         raise UserError(f"{path}: {why(error)}; name a checkpoint") from None
 
@@ -181,8 +181,17 @@ def _open_shards(path: Path) -> Checkpoint:
 # --- formats of libraries
 
 
+def _library(path: Path, package: str, extra: str) -> Any:
+    """Imports a format's library. Raises UserError where this interpreter has it not."""
+    try:
+        return extras.import_package(str(path), package, extra)
+    except UserError as error:
+        raise UserError(f"{error}, or convert between {path.suffix or 'it'} and .safetensors, "
+                        "without a map, where it is installed") from None  # fmt: skip
+
+
 def _open_torch(path: Path) -> Checkpoint:
-    torch = extras.import_package(str(path), "torch", "train")
+    torch = _library(path, "torch", "train")
     held: Any = None
     for mapped in (True, False):  # the older format cannot be mapped
         try:
@@ -190,8 +199,9 @@ def _open_torch(path: Path) -> Checkpoint:
             break
         except Exception as error:  # of many kinds: the file is anything
             if not mapped:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else "damaged"
-                raise Refused(f"not read by torch.load with weights_only: {reason[:200]}") from None
+                known = str(error).startswith("Weights only")
+                reason = str(error).splitlines()[0][:200] if known else "cut short or damaged"
+                raise Refused(f"not read by torch.load with weights_only: {reason}") from None
     for key in ("state_dict", "model", "module"):
         if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
             held = held[key]
@@ -200,7 +210,7 @@ def _open_torch(path: Path) -> Checkpoint:
         if isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_quantized:
             tensors[str(name)] = x.detach()
         elif not str(name).endswith("_extra_state") and name != "_metadata":
-            raise Refused(f"{name} is no tensor; give a file of a state_dict alone")
+            raise Refused(f"{name} is no dense tensor")
     if not tensors:
         raise Refused("has no state_dict")
     infos = {
@@ -261,7 +271,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def _open_msgpack(path: Path) -> Checkpoint:
-    serialization = extras.import_package(str(path), "flax.serialization", "train")
+    serialization = _library(path, "flax.serialization", "train")
     try:
         return _of_tree(serialization.msgpack_restore(path.read_bytes()))
     except Exception as error:  # of many kinds: the file is anything
@@ -269,7 +279,7 @@ def _open_msgpack(path: Path) -> Checkpoint:
 
 
 def _open_orbax(path: Path) -> Checkpoint:
-    orbax = extras.import_package(str(path), "orbax.checkpoint", "train")
+    orbax = _library(path, "orbax.checkpoint", "train")
     reader = orbax.PyTreeCheckpointer()
     try:
         told = reader.metadata(path.absolute())
@@ -278,11 +288,16 @@ def _open_orbax(path: Path) -> Checkpoint:
         infos = {n: TensorInfo(tuple(m.shape), np.dtype(m.dtype)) for n, m in metadata.items()}
     except Exception as error:  # of many kinds: the folder is anything
         raise Refused(f"not read by orbax.checkpoint: {error}") from None
+    if not infos:
+        raise Refused("not read by orbax.checkpoint: no tensors")
 
     def read(name: str) -> np.ndarray:
         asked = unflatten({name: orbax.RestoreArgs(restore_type=np.ndarray)})
         how = orbax.args.PyTreeRestore(item=asked, restore_args=asked, partial_restore=True)
-        ((_, value),) = _leaves(reader.restore(path.absolute(), args=how))
+        try:
+            ((_, value),) = _leaves(reader.restore(path.absolute(), args=how))
+        except Exception:  # of many kinds: the folder is anything
+            raise UserError(f"{path}: {name} is damaged; give a whole folder") from None
         return np.asarray(value)
 
     return Checkpoint(infos, read)
@@ -299,13 +314,13 @@ def _open_equinox(path: Path, program: str) -> Checkpoint:
 
 
 def _equinox_model(path: Path, program: str) -> tuple[Any, Any, Any]:
-    eqx = extras.import_package(str(path), "equinox", "examples")
+    eqx = _library(path, "equinox", "examples")
     if not program:
         raise UserError(f"{path}: has no names of tensors; give --program, the file with build")
     from lockstep_recorder.user import Mistake, User
 
     try:
-        return eqx, extras.import_package(str(path), "jax", "train"), User(program).call("build", 0)
+        return eqx, _library(path, "jax", "train"), User(program).call("build", 0)
     except Mistake as error:
         raise UserError(f"--program {program}: {error}") from None
 
@@ -380,7 +395,7 @@ class TargetFile:
 
 def write_torch(path: Path, arrays: Mapping[str, np.ndarray], tied: Mapping[str, str]) -> None:
     """Writes a state_dict; tied names are one tensor in it."""
-    torch = extras.import_package(str(path), "torch", "train")
+    torch = _library(path, "torch", "train")
     tensors = {}
     for name, x in arrays.items():
         if hasattr(np, x.dtype.name):
@@ -401,14 +416,14 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], tied: Mapping[str, s
 
 def write_msgpack(path: Path, arrays: Mapping[str, np.ndarray], tied: Mapping[str, str]) -> None:
     """Writes the nested dicts of Flax's to_state_dict."""
-    serialization = extras.import_package(str(path), "flax.serialization", "train")
+    serialization = _library(path, "flax.serialization", "train")
     with path.open("xb") as file:
         file.write(serialization.msgpack_serialize(unflatten(arrays)))
 
 
 def write_orbax(path: Path, arrays: Mapping[str, np.ndarray], tied: Mapping[str, str]) -> None:
     """Writes nested dicts to a folder."""
-    orbax = extras.import_package(str(path), "orbax.checkpoint", "train")
+    orbax = _library(path, "orbax.checkpoint", "train")
     with orbax.StandardCheckpointer() as writer:
         writer.save(path.absolute(), unflatten(arrays))
 

@@ -15,7 +15,7 @@ from lockstep.convert import containers
 from lockstep.convert.axes import Unfit
 from lockstep.convert.containers import Checkpoint, TargetFile, TensorInfo, is_float
 from lockstep.convert.map import Map
-from lockstep.convert.plan import Plan, make_plan
+from lockstep.convert.plan import Plan, make_plan, plan_same
 from lockstep.errors import UserError, require
 from lockstep.files.durable import sync, writing
 
@@ -42,13 +42,14 @@ class Conversion:
 
 
 def convert_file(
-    source: Path, map_: Map, out: Path, *, back: bool = False, dtype: str = "",
+    source: Path, map_: Map | None, out: Path, *, back: bool = False, dtype: str = "",
     sizes: Mapping[str, Any] | None = None, like: Path | None = None, program: str = "",
     shard: int | None = None,
 ) -> Conversion:  # fmt: skip
     """Converts a checkpoint of the reference to one of the port.
 
     Args:
+        map_: None for the same tensors in another format.
         back: from the port to the reference.
         dtype: of all floats; "" for the source's.
         sizes: by name, where shapes do not tell them.
@@ -66,18 +67,7 @@ def convert_file(
     require(out.absolute().parent.is_dir(), "-o", out, f"there is no folder {out.parent}; make it")
     named = suffix != ".eqx" or bool(program)
     require(named, "-o", out, "has no names of tensors; give --program, the file with build")
-    known = {name for rule in map_.rules for name in rule.names}
-    for name in sizes or {}:
-        remedy = f"is no size of the map; it has {', '.join(sorted(map_.sizes) or sorted(known))}"
-        require(name in known, "--size", name, remedy)
-    opened = open_named(source, map_, back=back, program=program)
-    wanted = open_named(like, map_, back=not back).shapes if like else None
-    try:
-        plan = make_plan(map_.rules, opened.shapes, back=back, wanted=wanted, sizes=sizes,
-                         shared=[*map_.sizes], tied=map_.tied, unused=map_.unused,
-                         unfilled=map_.unfilled)  # fmt: skip
-    except Unfit as error:
-        raise UserError(f"{source}: {error}") from None
+    opened, plan = _plan(source, map_, back, sizes or {}, like, program)
     infos = _target_infos(plan, opened, dtype, suffix)
     with _beside(out) as partial, writing(f"-o {out}"):
         if shard:
@@ -90,6 +80,29 @@ def convert_file(
     size = sum(int(np.prod(i.shape, dtype=np.int64)) * i.dtype.itemsize for i in infos.values())
     found = sorted({info.dtype.name for info in infos.values()})
     return Conversion(len(infos), size, found, plan.unused, plan.sizes)
+
+
+def _plan(
+    source: Path, map_: Map | None, back: bool, sizes: Mapping[str, Any], like: Path | None,
+    program: str,
+) -> tuple[Checkpoint, Plan]:  # fmt: skip
+    """Opens the source, and plans its conversion."""
+    if map_ is None:
+        opened = containers.open_checkpoint(source, program)
+        return opened, plan_same(opened.shapes)
+    known = {name for rule in map_.rules for name in rule.names}
+    for name in sizes:
+        remedy = f"is no size of the map; it has {', '.join(sorted(map_.sizes) or sorted(known))}"
+        require(name in known, "--size", name, remedy)
+    opened = open_named(source, map_, back=back, program=program)
+    wanted = open_named(like, map_, back=not back).shapes if like else None
+    try:
+        plan = make_plan(map_.rules, opened.shapes, back=back, wanted=wanted, sizes=sizes,
+                         shared=[*map_.sizes], tied=map_.tied, unused=map_.unused,
+                         unfilled=map_.unfilled)  # fmt: skip
+    except Unfit as error:
+        raise UserError(f"{source}: {error}") from None
+    return opened, plan
 
 
 def open_named(path: Path, map_: Map, *, back: bool, program: str = "") -> Checkpoint:

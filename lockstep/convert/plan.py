@@ -367,6 +367,17 @@ def make_plan(
     return plan
 
 
+def plan_same(shapes: Shapes) -> Plan:
+    """Plans a copy of all tensors, with their names and shapes."""
+    plan = Plan(dict(shapes))
+    for name, shape in shapes.items():
+        sizes = {f"axis{at}": n for at, n in enumerate(shape)}
+        region = Region(frozenset(sizes), tuple(map(Size, sizes)))
+        plan.copies[name] = [Copy(name, (region, region), sizes, {})]
+        plan.same[name] = []
+    return plan
+
+
 def _is_idle(name: str, unused: Sequence[str]) -> bool:
     return any(fnmatchcase(name, text) or _pattern(text).match(name, {}) is not None
                for text in unused)  # fmt: skip

@@ -160,6 +160,14 @@ def test_each_format_holds_what_safetensors_holds(suffix: str, dtype: str, tmp_p
     assert same({name: np.array(held.read(name)) for name in held.infos if name in source}, source)
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".msgpack", ".orbax"])
+def test_without_a_map_the_format_alone_changes(suffix: str, tmp_path: Path) -> None:
+    source = finite()
+    file, there, back = save(tmp_path, source), tmp_path / f"o{suffix}", tmp_path / "b.safetensors"
+    assert run(file, "-o", there) == 0 and run(there, "-o", back) == 0
+    assert same(load_file(back), source)
+
+
 def test_a_state_dict_has_its_tied_names(tmp_path: Path) -> None:
     port, out = tmp_path / "port.safetensors", tmp_path / "model.pt"
     convert_file(save(tmp_path, finite()), MAP, port, sizes=SIZES)
@@ -267,6 +275,8 @@ def write_bad(folder: Path) -> dict[str, Path]:
             files[name].write_bytes(b"not this format, but some text of more than eight bytes")
     torch.save({"a": Evil()}, files["evil.pt"])
     torch.save({}, files["none.pt"])
+    torch.save({"a": torch.ones(4000)}, files["cut.pt"])
+    files["cut.pt"].write_bytes(files["cut.pt"].read_bytes()[:9000])
     with zipfile.ZipFile(files["objects.npz"], "w") as archive, archive.open("a.npy", "w") as file:
         np.lib.format.write_array(file, np.array([None]), allow_pickle=True)
     shards = folder / "shards"
@@ -281,6 +291,7 @@ BAD_FILES = {
     "evil.pt": "weights_only",
     "text.pt": "weights_only",
     "none.pt": "has no state_dict",
+    "cut.pt": "cut short or damaged",
     "text.npz": "no .npz file",
     "objects.npz": "no number's",
     "text.msgpack": "not read by flax",
