@@ -209,6 +209,17 @@ def sums_in(node: Node) -> Iterator[Sum]:
         yield from sums_in(each)
 
 
+def has_unit(axes: TensorAxes) -> bool:
+    """Says if an axis of one place stands alone, and not in turns with others."""
+    return any(map(_has_unit, axes.dims))
+
+
+def _has_unit(node: Node) -> bool:
+    if isinstance(node, Sum) and {*node.parts} == {Unit()}:
+        return False
+    return isinstance(node, Unit) or any(map(_has_unit, _inside(node)))
+
+
 def parts_of(axes: TensorAxes) -> dict[str, Node]:
     """Returns the parts of all sums by their labels."""
     sums = [each for dim in axes.dims for each in sums_in(dim)]

@@ -157,21 +157,26 @@ def _components(
 def _derive_rule(group: list[Named], shapes: tuple[Shapes, Shapes], derived: Derived) -> None:
     """Adds the rule of some tensors; layers that are built otherwise have rules of their own."""
     alike: dict[object, list[tuple[_Writer, list[Named]]]] = {}
+    unlike: list[list[Named]] = []
     for layer in _components(group, lambda each: each.names):
         try:
             writer = _Writer(layer, shapes)
             alike.setdefault(writer.texts(), []).append((writer, layer))
-        except Unfit as error:
-            derived.without[layer[0].names[REFERENCE]] = str(error)
+        except Unfit:
+            unlike.append(layer)
     usual, *others = sorted(alike.values(), key=len, reverse=True) or [[]]
+    unlike += [layer for other in others for _, layer in other]
     try:
         if usual:
             _add_rule([writer for writer, _ in usual], derived)
-        for _, layer in (each for other in others for each in other):
-            own = [each._replace(patterns=each.names, values={}) for each in layer]
-            _add_rule([_Writer(own, shapes)], derived)
     except Unfit as error:
         derived.without[group[0].names[REFERENCE]] = str(error)
+    for layer in unlike:
+        own = [each._replace(patterns=each.names, values={}) for each in layer]
+        try:
+            _add_rule([_Writer(own, shapes)], derived)
+        except Unfit as error:
+            derived.without[layer[0].names[REFERENCE]] = str(error)
 
 
 def _add_rule(writers: "list[_Writer]", derived: Derived) -> None:
@@ -264,7 +269,9 @@ class _Writer:
         self.shapes: tuple[dict[str, Shape], dict[str, Shape]] = ({}, {})
         for each in entries:
             for side in BOTH:
-                self.shapes[side][each.patterns[side]] = shapes[side][each.names[side]]
+                shape = shapes[side][each.names[side]]
+                if self.shapes[side].setdefault(each.patterns[side], shape) != shape:
+                    raise Unfit(f"{each.patterns[side]} has unlike shapes")
         groups: dict[object, list[Named]] = {}
         for each in entries:
             alike = each.patterns, *(part.shape for part in each.parts), each.order

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.convert.axes import Unfit
-from lockstep.convert.plan import SIDES, TensorRule
+from lockstep.convert.axes import Unfit, has_unit
+from lockstep.convert.plan import SIDES, Pattern, TensorRule
 from lockstep.errors import UserError
 from lockstep.files.untrusted import Refused, read_json
 
@@ -63,6 +63,13 @@ class Map:
             for name in self.sizes
             if re.fullmatch(r"n\d+_\d+", name)
         ]
+        ones = [pattern.text for rule in self.rules for side in SIDES
+                for pattern, axes in rule.axes(side).items() if has_unit(axes)]  # fmt: skip
+        if ones:
+            said.append(f"an axis of one place was proved for one alone: {_some(ones)}")
+        if own := self._exceptions():
+            said.append(f"rules of their own have {_some(own)}; numbers that the proof had not "
+                        "are taken to follow the common rule")  # fmt: skip
         for name, rules in self._joined_by_number():
             where = " and ".join(next(iter(rule.reference)) for rule in rules)
             said.append(
@@ -73,6 +80,20 @@ class Map:
             said.append("paired by names alone, because no batch tells them apart: "
                         + ", ".join(self.undetermined))  # fmt: skip
         return said
+
+    def _exceptions(self) -> list[str]:
+        """Lists the names for which another rule has a pattern."""
+        every = [pattern for rule in self.rules for pattern in rule.axes(SIDES[0])]
+        common: dict[str, list[Pattern]] = {}
+        for pattern in every:
+            if pattern.indices:
+                common.setdefault(pattern.skeleton, []).append(pattern)
+        return [
+            pattern.text
+            for pattern in every
+            if not pattern.indices
+            and any(each.match(pattern.text, {}) for each in common.get(pattern.skeleton, ()))
+        ]
 
     def _joined_by_number(self) -> list[tuple[str, list[TensorRule]]]:
         """Lists sizes without a word, with a rule of each group of those that share no second."""
@@ -86,6 +107,11 @@ class Map:
             if len(groups) > 1:
                 found.append((name, [rule for rule, _ in groups]))
         return found
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def read_map(path: Path, flag: str = "--map") -> Map:

@@ -228,6 +228,33 @@ def test_a_size_that_a_number_alone_joins_is_told() -> None:
     assert said.startswith("n2 is one size in q and up, because both were 2 when the map was")
 
 
+def test_an_axis_of_one_place_is_told() -> None:
+    """One group of keys in the proof: the rule makes one of any number of groups."""
+    derived = derive_rules([pair("k", "k", [1, 0])], ({"k": (8, 5)}, {"k": (5, 1, 8)}))
+    assert derived.rules[0].port == {"k": "b 1 a"}
+    said = ["an axis of one place was proved for one alone: k"]
+    assert Map(tuple(derived.rules)).warnings == said
+    assert PROOFS["columns of two in turns"].map().warnings == []
+
+
+def test_a_layer_with_a_rule_of_its_own_is_told() -> None:
+    said = PROOFS["one layer that is built otherwise"].map().warnings
+    assert said == ["rules of their own have h.0.w.weight; numbers that the proof had not are "
+                    "taken to follow the common rule"]  # fmt: skip
+
+
+def test_pieces_of_unlike_shapes_have_names_of_their_own() -> None:
+    """Two clusters of a table, of which the second has an axis of one place more."""
+    pairs = [
+        pair("t", "c.0", [0, 1], [[0, 0, 4, False]]),
+        pair("t", "c.1", [0, 1], [[0, 4, 7, False]]),
+    ]
+    derived = derive_rules(pairs, ({"t": (7, 5)}, {"c.0": (4, 5), "c.1": (3, 1, 5)}))
+    (rule,) = derived.rules
+    assert rule.reference == {"t": "part0+part1 a"}
+    assert rule.port == {"c.0": "part0 a", "c.1": "part1 1 a"}
+
+
 def test_other_names_of_a_tensor_stand_for_it() -> None:
     map_ = Map((TensorRule({"wte": "v d"}, {"embed": "v d"}),),
                tied={"reference": {"head": "wte"}})  # fmt: skip
