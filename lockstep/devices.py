@@ -18,6 +18,7 @@ TERA = 10**12
 # NVIDIA's compute capabilities: the least that multiplies a dtype, and the least with tensor cores.
 # torch says yes to bfloat16 below it too.
 AMPERE, TENSOR_CORES = (8, 0), (7, 0)
+XLA_SHARE = 0.75  # of a GPU's memory: XLA takes no more, unless it is told to
 SINCE = {"float16": (5, 3), "bfloat16": AMPERE, "TF32": AMPERE}
 
 
@@ -33,6 +34,7 @@ class Capabilities:
         tf32: its matrix units multiply float32 rounded to TF32.
         recipes: the narrow formats whose operands its matrix units take.
         fused_attention: (dtype, head dim) -> whether there is a fused kernel of attention.
+        memory: bytes that XLA may take of it; 0 if it is not known.
     """
 
     platform: str
@@ -41,6 +43,7 @@ class Capabilities:
     tf32: bool = False
     recipes: frozenset[str] = frozenset()
     fused_attention: Callable[[str, int], bool] = lambda dtype, d_head: False
+    memory: float = 0
 
     @classmethod
     def of_cuda(cls, capability: tuple[int, int]) -> "Capabilities":
@@ -101,7 +104,7 @@ class Device:
         """Returns the device's capabilities, without a framework's kernels."""
         if self.capability is None:
             return Capabilities(platform=self.platform, half=frozenset(self.halves))
-        return Capabilities.of_cuda(self.capability)
+        return replace(Capabilities.of_cuda(self.capability), memory=XLA_SHARE * self.memory)
 
     def native(self, compute: str, tf32: bool) -> bool:
         """Says if the device has units for matmuls in this dtype."""
@@ -170,6 +173,11 @@ DEVICES = {device.name: device for device in (
     Device(name="max-1550", platform="xpu", memory=128 * GB, bandwidth=3276 * GB, half=839 * TERA,
            tf32=0, single=52.4 * TERA, pcie=64 * GB, frameworks=("torch",)),
 )}  # fmt: skip
+
+# For which a step can be compiled where they are absent (lockstep/compile/targets).
+GPUS = ("h100", "h200", "b200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090",
+        "rtx-5090", "t4", "v100")  # fmt: skip
+TPUS = ("tpu-v5e", "tpu-v6e")
 
 
 def find(name: str) -> Device:

@@ -196,7 +196,7 @@ REWRITES: dict[str, Plant] = {
     ),
     "loss-by-logsumexp": assign(step, "mean_loss", loss_by_logsumexp),
     # scanned layers where they are unrolled, and the other way round
-    "layers-swapped": wrap(rules, "scans_layers", lambda right, config: not right(config)),
+    "layers-swapped": wrap(rules, "scans_layers", lambda right, *args: not right(*args)),
     # no loop is left to XLA: it sees every micro-batch and every layer
     "window-unrolled": assign(jax.lax, "scan", partial(jax.lax.scan, unroll=True)),
     "norm-by-dot-products": assign(optax.tree, "norm", norm_by_dot_products),

@@ -21,7 +21,8 @@ def find_capabilities(device: jax.Device) -> Capabilities:
     """Returns the capabilities of this device."""
     if is_nvidia(device):
         major, minor = device.compute_capability.split(".")
-        known = Capabilities.of_cuda((int(major), int(minor)))
+        limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+        known = replace(Capabilities.of_cuda((int(major), int(minor))), memory=limit)
     else:
         known = Capabilities(platform="rocm" if device.platform == "gpu" else device.platform)
     kernels = has_fused_attention if device.platform == "gpu" else known.fused_attention

@@ -20,7 +20,7 @@ from lockstep.config.policy import Dtypes, Roles
 from lockstep.data.batch import Batch
 from lockstep.devices import Capabilities
 from lockstep.formats.table import Recipe
-from lockstep.model.stacked import scans_layers
+from lockstep.plan.layers import scans_layers
 
 from .. import functional as F
 from .. import model, step
@@ -180,7 +180,7 @@ def make_model(
         plain: keep everything for the backward pass, layer by layer.
     """
     remat = "none" if plain else config.execution.remat
-    kind = ScannedGPT if scans_layers(config) and not plain else GPT
+    kind = ScannedGPT if scans_layers(config, device) and not plain else GPT
 
     def make_layers(_model: object, _policy: object, rngs: nnx.Rngs) -> Layers:
         return FeatureLayers(config, dtypes, device, rngs, remat=remat)

@@ -10,7 +10,7 @@ from lockstep.compile.sharding import collectives
 from lockstep.compile.targets import Target
 from lockstep.config import Config
 from lockstep.model.attention import has_flash, wants_fused, written_out_blocks
-from lockstep.model.stacked import scans_layers
+from lockstep.plan.layers import scans_layers
 
 
 def violations(program: Program, config: Config, target: Target) -> list[str]:
@@ -57,7 +57,7 @@ def flops(program: Program, config: Config, target: Target) -> Iterator[str]:
 
     A loop over layers is excepted: it recomputes what its last turn need not.
     """
-    if program.framework == "jax" and scans_layers(config):
+    if program.framework == "jax" and scans_layers(config, target.capabilities):
         return
     in_blocks = written_out_blocks(config.precision, config.model.context)
     blocks = in_blocks if program.framework == "jax" else 1
@@ -88,7 +88,7 @@ def fused_attention(program: Program, config: Config, target: Target) -> Iterato
     for dtype in sorted(wanted - {dtype for dtype, _ in found}):
         asked = program.attention_asked
         yield f"fused attention in {dtype} is wanted and possible, but not there ({asked})"
-    if not (program.framework == "jax" and scans_layers(config)):
+    if not (program.framework == "jax" and scans_layers(config, target.capabilities)):
         runs = expected.attention_runs(config, {dtype for dtype, _ in found})
         for dtype, phase in sorted(runs.keys() | found.keys()):
             count, wanted_count = found[dtype, phase], runs.get((dtype, phase), 0)

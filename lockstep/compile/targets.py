@@ -6,13 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep import devices
-from lockstep.devices import Capabilities, Device
+from lockstep.devices import GPUS, TPUS, XLA_SHARE, Capabilities, Device
 from lockstep.errors import require
 
 FOLDER = Path(__file__).parent / "targets"
-GPUS = ("h100", "h200", "b200", "a100-40", "a100-80", "l4", "a10", "rtx-3090", "rtx-4090",
-        "rtx-5090", "t4", "v100")  # fmt: skip
-TPUS = ("tpu-v5e", "tpu-v6e")
 NAMES = GPUS + TPUS
 # A TPU multiplies bfloat16: float32 takes six such products, and three where TF32 would do.
 PASSES = {"bfloat16": 1, "bfloat16x3": 3, "float32": 6}
@@ -83,7 +80,7 @@ class Gpu(Target):
     @property
     def capabilities(self) -> Capabilities:
         able = Capabilities.of_cuda(self.capability)
-        return replace(able, fused_attention=self.fuses)
+        return replace(able, fused_attention=self.fuses, memory=XLA_SHARE * self.memory)
 
     def fuses(self, dtype: str, d_head: int) -> bool:
         """Says if a fused kernel exists: Triton's in float32, cuDNN's in half precision.

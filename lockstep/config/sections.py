@@ -201,7 +201,8 @@ class ExecutionConfig:
     layers: str = flag(
         "auto",
         "JAX: unroll is faster, scan compiles faster and saves memory with "
-        "remat; auto: with remat scan from 24 layers; PyTorch always unrolls",
+        "remat; auto: scan with remat where unroll does not fit a GPU, and elsewhere from "
+        "24 layers; PyTorch always unrolls",
         choices=("auto", "unroll", "scan"),
     )
     loss_chunks: str = flag(

@@ -4,19 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.config import Config
-
-# From so many layers on they are scanned, if they are recomputed
-# (docs/decisions/speed-and-compilers.md).
-DEEP = 24
 STACKED = re.compile(r"blocks\.(?!\d)")
-
-
-def scans_layers(config: Config) -> bool:
-    """Says if JAX runs the layers in a loop. Without remat a loop moves more and keeps more."""
-    layers, recomputed = config.execution.layers, config.execution.remat != "none"
-    deep = config.model.n_layer >= DEEP and recomputed and config.alike
-    return layers == "scan" or (layers == "auto" and deep)
 
 
 def is_stacked(name: str) -> bool:

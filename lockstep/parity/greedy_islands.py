@@ -11,11 +11,11 @@ from contextlib import closing
 
 from lockstep.config import Config, islands
 from lockstep.errors import UserError
-from lockstep.model.stacked import scans_layers
 from lockstep.parity import sensitivity
 from lockstep.parity.case import TRAINED_STEPS
 from lockstep.parity.pair import GPT
 from lockstep.parity.side import Side
+from lockstep.plan.layers import scans_layers
 
 LEAST_TIME = 1e-4  # of a step; what an island costs that costs nothing
 

@@ -4,7 +4,7 @@ import math
 import shlex
 from typing import Any
 
-from lockstep.compile import targets
+from lockstep import devices
 from lockstep.config.policy import POLICIES
 from lockstep.devices import Device
 from lockstep.plan import rates, sizes
@@ -273,9 +273,9 @@ def _meshes(plan: dict[str, Any]) -> str:
 
 def proof(device: Device) -> str:
     """Writes the evidence that the twins work on a device."""
-    if device.name in targets.TPUS:
+    if device.name in devices.TPUS:
         return "proven by compile (JAX)"
-    if device.name not in targets.GPUS:
+    if device.name not in devices.GPUS:
         return "not tried, by its data sheet"
     measured = "measured, " * (device.name in MEASURED)
     return f"{measured}proven by compile (JAX), traced (torch)"

@@ -5,43 +5,30 @@ predicted is predicted for GPUs, by the formulas of `lockstep plan`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lockstep import devices
 from lockstep.config import Config
 from lockstep.config.policy import BYTES
 from lockstep.data.batch import Batch
-from lockstep.model import params
 from lockstep.model.attention import wants_fused
-from lockstep.model.stacked import scans_layers
 from lockstep.plan import memory, shape
-from lockstep.plan.setting import Setting, counts_as_ampere
+from lockstep.plan.layers import MARGIN, AsTold, as_told, is_predictable, scans_layers
+from lockstep.plan.setting import counts_as_ampere
 from lockstep.twin import Twin
 
-FRAMEWORKS, FITTED = ("jax", "torch"), ("fp32", "tf32", "bf16", "fp16")  # policies
-MARGIN = 0.05  # of what a step needs; formulas are off by about so much
+FRAMEWORKS = ("jax", "torch")
 SURE = 1.5  # times what is predicted with remat: more than formulas are off by
 SCORES = 6  # arrays of a block's scores at once, where attention is written out
 GIB = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class AsTold(Setting):
-    """A setting that scans layers if the run does."""
-
-    in_loop: bool
-
-    @property
-    def scanned(self) -> bool:
-        return self.in_loop
 
 
 def before_training(config: Config, twin: Twin, window: Batch) -> list[str]:
     """Lists warnings before training; `window` is the one for which the twin is compiled."""
     about = twin.describe()
     found = [*_costly_loop(config, twin.framework)]
-    if _predictable(config, twin.framework):
+    if twin.framework in FRAMEWORKS and is_predictable(config):
         s = _setting(config, twin.framework, about["device"])
         if about["platform"] != "cpu" and wants_fused(config.precision):
             found += _predicted(config, s)
@@ -66,25 +53,14 @@ def _costly_loop(config: Config, framework: str) -> Iterator[str]:
                "use --layers unroll, or --remat block")  # fmt: skip
 
 
-def _predictable(config: Config, framework: str) -> bool:
-    """Says if the formulas apply: one device, plain policy, all weights train, fused attention."""
-    plain = config.precision.policy in FITTED and len(config.dtypes.all_roles) == 1
-    whole = len(config.trained) == len(params.shapes(config.model))
-    return plain and whole and framework in FRAMEWORKS and config.mesh.size == 1
-
-
 def _setting(config: Config, framework: str, device: str) -> AsTold:
     known = devices.find_reported(device)
-    return AsTold(
-        framework=framework, ampere=known is None or counts_as_ampere(known),
-        policy=config.precision.policy, remat=config.execution.remat,
-        rows=config.optim.batch_size, accum=config.optim.accum,
-        compiled=framework == "torch" and config.execution.compile,
-        loss_chunks=config.execution.loss_chunks, in_loop=scans_layers(config),
-    )  # fmt: skip
+    able = known.capabilities if known else None
+    ampere = known is None or counts_as_ampere(known)
+    return as_told(config, framework, ampere=ampere, in_loop=scans_layers(config, able))
 
 
-def _predicted(config: Config, s: Setting) -> Iterator[str]:
+def _predicted(config: Config, s: AsTold) -> Iterator[str]:
     """Warns of remat that lowers no peak, and of logits that chunks would reduce."""
     model = shape.of_model(config.model)
     state, needed = memory.state_bytes(model, s.roles), memory.step_bytes(model, s)

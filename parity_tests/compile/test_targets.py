@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cells import PLAIN
-from lockstep import extras
+from lockstep import devices, extras
 from lockstep.compile import ask, expected, report, rules, targets
 from lockstep.compile.program import AttentionCall, Buffer, Kernel, Matmul, Operation, Program
 from lockstep.config import Config, from_flags
@@ -17,7 +17,7 @@ from lockstep.model.segments import recomputed
 H100, T4 = targets.find("h100"), targets.find("t4")
 
 
-@pytest.mark.parametrize("name", targets.GPUS)
+@pytest.mark.parametrize("name", devices.GPUS)
 def test_a_target_is_the_device_of_the_data_sheet(name: str) -> None:
     target = targets.find(name)
     assert isinstance(target, targets.Gpu)
@@ -30,7 +30,7 @@ def test_a_target_is_the_device_of_the_data_sheet(name: str) -> None:
     assert f"major: {target.capability[0]} minor: {target.capability[1]}" in target.text()
 
 
-@pytest.mark.parametrize("name", targets.TPUS)
+@pytest.mark.parametrize("name", devices.TPUS)
 def test_a_tpu_multiplies_bfloat16(name: str) -> None:
     target = targets.find(name)
     assert target.bandwidth == target.device.bandwidth

@@ -1,4 +1,6 @@
-"""No step that a GPU ran was faster than the roofline of the program that is compiled for it."""
+"""Bounds of compiled JAX steps: bytes, peak, and a roofline below what GPUs measured."""
+
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,33 @@ def find_cells() -> dict[Place, Row]:
 
 
 CELLS = find_cells()
+
+# GPT-2's step of 32 rows, compiled for an H100: gigabytes moved, at most.
+GPT2 = {"model": "gpt2", "policy": "bf16", "batch_size": 32, "accum": 1, "remat": "none"}
+MOVED: dict[str, tuple[dict[str, Any], float]] = {
+    "bf16": ({}, 107.1),
+    "block": ({"remat": "block"}, 132),
+    "bf16-stream": ({"policy": "bf16-stream"}, 98.5),
+}
+
+
+@tier("full", guard="block", where=lambda cell: cell != "block")
+@pytest.mark.parametrize("cell", MOVED)
+def test_a_step_moves_no_more_bytes_than_decided(cell: str, compilers: dict[str, Compiler]) -> None:
+    flags, most = MOVED[cell]
+    program = compilers["jax"].program(from_flags(GPT2 | flags, accelerator=True), "h100")
+    assert program.moved / 1e9 <= most
+
+
+@tier("rest", guard="the bytes of unrolled layers")
+def test_unrolled_layers_have_no_higher_peak(compilers: dict[str, Compiler]) -> None:
+    """Of GPT-2's 12 layers; with more layers unrolled ones keep more than a loop."""
+    peaks = {}
+    for layers in ("auto", "scan"):
+        flags = GPT2 | {"remat": "block", "layers": layers}
+        program = compilers["jax"].program(from_flags(flags, accelerator=True), "h100")
+        peaks[layers] = program.peak
+    assert peaks["auto"] <= peaks["scan"]
 
 
 # A program of a thousand million parameters takes minutes to compile.

@@ -12,8 +12,8 @@ import peft
 import pytest
 import torch
 
-from lockstep.model.stacked import scans_layers
 from lockstep.model.state import initial_state
+from lockstep.plan.layers import scans_layers
 from parity_tests import hf_model
 from parity_tests.pair import FRAMEWORKS, perturbed, start, toy, window
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lockstep import devices
 from lockstep.compile import expected, rules, targets
 from lockstep.compile.ask import Compiler
 from lockstep.compile.program import gather_matmuls
@@ -13,7 +14,7 @@ from lockstep.parity.matrix import Row
 from parity_tests.cuda.cells import FACTORS, config, covering
 from parity_tests.ladder.rows import label
 
-CELLS = covering(FACTORS | {"device": targets.TPUS})
+CELLS = covering(FACTORS | {"device": devices.TPUS})
 BF16 = {"policy": "bf16", "n_layer": 1}
 STRICT = {"numerics": "strict"}
 

@@ -11,12 +11,13 @@ import jax_impl.extra.rules
 import jax_impl.functional
 import torch_ref.extra.cpu
 import torch_ref.extra.rules
-from lockstep.config import islands
+from lockstep import devices
+from lockstep.config import from_flags, islands
 from lockstep.config.policy import POLICIES, Roles, resolve
 from lockstep.devices import Capabilities
 from lockstep.errors import UserError
-from lockstep.model.stacked import scans_layers
 from lockstep.parity.pair import GPT
+from lockstep.plan.layers import scans_layers
 from parity_tests.pair import FRAMEWORKS, toy
 from parity_tests.twins.programs import read
 from parity_tests.twins.test_roles import small as small_config
@@ -74,6 +75,36 @@ def test_layers_that_differ_are_unrolled(flags: dict[str, Any], scanned: bool) -
     deep = toy(n_layer=24, remat="block", policy="bf16", **flags)
     assert scans_layers(deep) is scanned
     assert not scans_layers(toy(n_layer=24, policy="bf16", **flags))  # nothing is recomputed
+
+
+DEEP = {"model": "gpt2-medium", "policy": "bf16", "batch_size": 16, "accum": 1, "remat": "block"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "scanned"),
+    [
+        ({}, "h100", False),
+        ({"batch_size": 256}, "h100", True),  # 89 GB; XLA may take 60
+        ({"batch_size": 256}, "h200", False),
+        ({"batch_size": 64}, "l4", True),
+        ({"model": "gpt2", "batch_size": 512}, "h100", True),
+        ({"batch_size": 256, "remat": "none"}, "h100", False),
+        ({"batch_size": 256, "layers": "unroll"}, "h100", False),
+        ({"layers": "scan"}, "h100", True),
+        # Of what is not predicted, the depth decides.
+        ({"policy": "fp32"}, "h100", True),
+        ({"policy": "fp16"}, "t4", True),
+        ({"lora_rank": 4}, "h100", True),
+        ({"mesh": "fsdp=2"}, "h100", True),
+        ({}, "tpu-v5e", True),
+        ({"model": "gpt2"}, "tpu-v5e", False),
+    ],
+)
+def test_recomputed_layers_are_scanned_where_unrolled_ones_do_not_fit(
+    flags: dict[str, Any], device: str, scanned: bool
+) -> None:
+    config = from_flags(DEEP | flags, accelerator=True)
+    assert scans_layers(config, devices.find(device).capabilities) is scanned
 
 
 # --- the dtypes of a module
