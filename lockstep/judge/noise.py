@@ -52,7 +52,8 @@ def nudge_weights(
 ) -> Arrays:
     """Moves every float32 weight by one ulp, randomly up or down.
 
-    With a half-precision `dtype`: rounded to it, up or down at random, the nearer the likelier.
+    With a half-precision `dtype`, or "tf32": rounded to it, up or down at random, the nearer the
+    likelier.
     """
     generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
 
@@ -62,9 +63,17 @@ def nudge_weights(
             return np.nextafter(w, np.where(coin < 0.5, -np.inf, np.inf), dtype=np.float32)
         ulp = np.spacing(np.abs(w)) * np.float32(epsilon(dtype) / epsilon("float32"))
         moved = w + (coin - 0.5) * ulp
-        return (moved.astype(dtype) if rounded else moved).astype(np.float32)
+        return round_to(moved, dtype) if rounded else moved.astype(np.float32)
 
     return {name: nudge(w) for name, w in weights.items()}
+
+
+def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Rounds float32 numbers to a narrower dtype, or to TF32; returns float32."""
+    if dtype == "tf32":  # 13 of float32's 23 bits go
+        bits = x.astype(np.float32).view(np.int32)
+        return ((bits + (1 << 12)) >> 13 << 13).view(np.float32)
+    return x.astype(dtype).astype(np.float32)
 
 
 def disturb(weights: Arrays, generator: np.random.Generator) -> Arrays:

@@ -16,6 +16,8 @@ from lockstep.config.policy import Roles
 
 def epsilon(dtype: str) -> float:
     """Returns the distance from 1 to the next larger number of a format."""
+    if dtype == "tf32":
+        return 2.0**-10
     return float(ml_dtypes.finfo(np.dtype(dtype)).eps)
 
 

@@ -55,6 +55,14 @@ def test_a_nudge_in_half_precision_rounds_up_or_down(dtype: str) -> None:
     assert (moved > weight).any() and (moved < weight).any()
 
 
+def test_a_nudge_in_tf32_rounds_up_or_down() -> None:
+    weight = STATE.params[WEIGHT]
+    moved = nudge_weights({"w": weight}, 0, "tf32")["w"]
+    assert not (moved.view(np.int32) & (2**13 - 1)).any()
+    assert (np.abs(moved - weight) <= epsilon("tf32") * np.abs(weight)).all()
+    assert (moved > weight).any() and (moved < weight).any()
+
+
 def test_norm_rule() -> None:
     a = {"x": np.ones(4), "y": np.zeros(3)}
     assert all(f.verdict is Verdict.EQUAL for f in norm_rule(a, a))
