@@ -4,7 +4,9 @@ Each format is read and written by the library that owns it, which is imported f
 has nested parts, as Flax's trees have, is named by its path: `blocks.0.attention.q.kernel`.
 """
 
+import itertools
 import json
+import math
 import mmap
 import os
 import zipfile
@@ -49,6 +51,11 @@ class TensorInfo:
     shape: Shape
     dtype: np.dtype
 
+    @property
+    def size(self) -> int:
+        """Returns its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Checkpoint:
     """A checkpoint's tensors by name; `read` gives one, mapped from its file where that can be."""
@@ -71,33 +78,72 @@ class Checkpoint:
         """Gives back the memory of what was read."""
 
 
-class SafetensorsFile(Checkpoint):
-    """A safetensors file, mapped."""
+class MappedFile(Checkpoint):
+    """Tensors that are views of a file in memory."""
+
+    def __init__(
+        self, infos: Mapping[str, TensorInfo], starts: Mapping[str, int], mapped: mmap.mmap
+    ) -> None:
+        """
+        Args:
+            starts: name -> where the tensor begins in the file, in bytes.
+        """
+        self.starts, self.map = starts, mapped
+        super().__init__(infos, self.tensor)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Returns the place of a tensor."""
+        info = self.infos[name]
+        if not info.size:
+            return np.empty(info.shape, info.dtype)
+        count = math.prod(info.shape)
+        return np.frombuffer(self.map, info.dtype, count, self.starts[name]).reshape(info.shape)
+
+    def release(self) -> None:
+        """Gives back the memory; what was written the system writes to the disk."""
+        self.map.madvise(mmap.MADV_DONTNEED)
+
+
+class SafetensorsFile(MappedFile):
+    """A safetensors file."""
 
     def __init__(self, path: Path) -> None:
         """Raises Refused or OSError."""
         with open_regular(path, links=True) as stream:
             _, size = open_safetensors(path, stream)
             header = json.loads(stream.read(size))
-            self.map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         header.pop("__metadata__", None)
         infos = {}
         for name, entry in header.items():
             if entry["dtype"] not in CODES:
                 raise Refused(f"{name} is of dtype {entry['dtype']}, which numpy lacks")
             infos[name] = TensorInfo(tuple(entry["shape"]), dtype_of(CODES[entry["dtype"]]))
-        self.starts = {n: 8 + size + entry["data_offsets"][0] for n, entry in header.items()}
-        super().__init__(infos, self._read)
+        starts = {n: 8 + size + entry["data_offsets"][0] for n, entry in header.items()}
+        super().__init__(infos, starts, mapped)
 
-    def _read(self, name: str) -> np.ndarray:
-        info = self.infos[name]
-        count = int(np.prod(info.shape, dtype=np.int64))
-        if not count:
-            return np.empty(info.shape, info.dtype)
-        return np.frombuffer(self.map, info.dtype, count, self.starts[name]).reshape(info.shape)
 
-    def release(self) -> None:
-        self.map.madvise(mmap.MADV_DONTNEED)
+class TargetFile(MappedFile):
+    """A new safetensors file, which is filled through memory."""
+
+    def __init__(self, path: Path, infos: Mapping[str, TensorInfo]) -> None:
+        """Raises OSError where there is no room."""
+        codes = {dtype_of(name): code for code, name in CODES.items()}
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+        ends = [0, *itertools.accumulate(info.size for info in infos.values())]
+        for (name, info), offsets in zip(infos.items(), itertools.pairwise(ends)):
+            header[name] = {"dtype": codes[info.dtype], "shape": [*info.shape],
+                            "data_offsets": [*offsets]}  # fmt: skip
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 64)
+        begin = 8 + len(text)
+        with path.open("xb+") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, begin + ends[-1])
+            mapped = mmap.mmap(file.fileno(), begin + ends[-1])
+            mapped.madvise(mmap.MADV_RANDOM)  # else Linux maps pages around each that is touched
+        super().__init__(infos, {n: begin + at for n, at in zip(infos, ends)}, mapped)
 
 
 class _Shards(Checkpoint):
@@ -354,43 +400,6 @@ def unflatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- writing
-
-
-class TargetFile:
-    """A safetensors file that is filled through memory; its tensors are views of it."""
-
-    def __init__(self, path: Path, infos: Mapping[str, TensorInfo]) -> None:
-        """Raises OSError where there is no room."""
-        codes = {dtype_of(name): code for code, name in CODES.items()}
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
-        at, self.starts, self.infos = 0, {}, infos
-        for name, info in infos.items():
-            count = int(np.prod(info.shape, dtype=np.int64)) * info.dtype.itemsize
-            header[name] = {"dtype": codes[info.dtype], "shape": [*info.shape],
-                            "data_offsets": [at, at + count]}  # fmt: skip
-            self.starts[name], at = at, at + count
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 64)
-        self.begin = 8 + len(text)
-        with path.open("xb+") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.flush()
-            os.posix_fallocate(file.fileno(), 0, self.begin + at)
-            self.map = mmap.mmap(file.fileno(), self.begin + at)
-            self.map.madvise(mmap.MADV_RANDOM)  # else Linux maps pages around each that is touched
-
-    def tensor(self, name: str) -> np.ndarray:
-        """Returns the place of a tensor."""
-        info = self.infos[name]
-        count = int(np.prod(info.shape, dtype=np.int64))
-        if not count:
-            return np.empty(info.shape, info.dtype)
-        start = self.begin + self.starts[name]
-        return np.frombuffer(self.map, info.dtype, count, start).reshape(info.shape)
-
-    def release(self) -> None:
-        """Gives back the memory of what was written; the system writes it to the disk."""
-        self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def write_torch(path: Path, arrays: Mapping[str, np.ndarray], tied: Mapping[str, str]) -> None:

@@ -77,7 +77,7 @@ def convert_file(
             write_file(partial, plan, opened, infos)
         else:
             _write_other(partial, suffix, plan, opened, infos, program)
-    size = sum(int(np.prod(i.shape, dtype=np.int64)) * i.dtype.itemsize for i in infos.values())
+    size = sum(info.size for info in infos.values())
     found = sorted({info.dtype.name for info in infos.values()})
     return Conversion(len(infos), size, found, plan.unused, plan.sizes)
 
@@ -123,9 +123,8 @@ def open_named(path: Path, map_: Map, *, back: bool, program: str = "") -> Check
 def _target_infos(plan: Plan, source: Checkpoint, dtype: str, suffix: str) -> dict[str, TensorInfo]:
     """Finds each tensor's dtype. Raises UserError where it has none, or two."""
     infos = {}
-    renamed = {name: other for other, name in plan.renamed.items() if name not in source.infos}
     for name, shape in plan.shapes.items():
-        given = {source.infos[renamed.get(c.source, c.source)].dtype for c in plan.copies[name]}
+        given = {source.infos[c.source].dtype for c in plan.copies[name]}
         if dtype:
             given = {containers.dtype_of(dtype) if is_float(each) else each for each in given}
         if len(given) > 1:
@@ -169,7 +168,7 @@ def _fill(
     def read(name: str) -> np.ndarray:
         nonlocal last
         if last[0] != name:  # of a format that is not mapped, a fused tensor is read once
-            last = name, source.read(name if name in source.infos else _other_name(plan, name))
+            last = name, source.read(name)
         return last[1]
 
     for name in infos:
@@ -184,10 +183,9 @@ def _fill(
                         held = 0
                         source.release()
                         target.release()
-    for other, name in plan.renamed.items():
-        if name in source.infos:
-            for x, y in _pieces(source.read(other), source.read(name), PIECE):
-                _require_same(x, y, f"{other}, {name}")
+    for other, name in plan.twins.items():
+        for x, y in _pieces(source.read(other), source.read(name), PIECE):
+            _require_same(x, y, f"{other}, {name}")
     source.release()
     target.release()
     return target
@@ -200,10 +198,6 @@ def make_array(plan: Plan, name: str, read: Callable[[str], np.ndarray]) -> np.n
     for copy, source in sources:
         _place(*copy.views(source, array))
     return array
-
-
-def _other_name(plan: Plan, name: str) -> str:
-    return next(other for other, tied in plan.renamed.items() if tied == name)
 
 
 def _pieces(x: np.ndarray, y: np.ndarray, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -292,18 +286,20 @@ def write_shards(
     """Writes files of at most so many bytes to a folder, with transformers' names, and an index."""
     parts: list[dict[str, TensorInfo]] = [{}]
     room = most
-    sizes = {n: int(np.prod(i.shape, dtype=np.int64)) * i.dtype.itemsize for n, i in infos.items()}
     for name, info in infos.items():
-        if sizes[name] > room and parts[-1]:
+        if info.size > room and parts[-1]:
             parts.append({})
             room = most
         parts[-1][name] = info
-        room -= sizes[name]
+        room -= info.size
     owners: dict[str, str] = {}
     for at, part in enumerate(parts, 1):
         file = f"model-{at:05}-of-{len(parts):05}.safetensors"
         write_file(folder / file, plan, source, part)
         owners |= dict.fromkeys(part, file)
-    content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": owners}
+    content = {
+        "metadata": {"total_size": sum(info.size for info in infos.values())},
+        "weight_map": owners,
+    }
     (folder / containers.INDICES[0]).write_text(json.dumps(content, indent=2) + "\n")
     sync(folder / containers.INDICES[0])

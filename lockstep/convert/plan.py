@@ -8,11 +8,11 @@ Needs numpy alone: `lockstep convert --script` copies this file.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -200,10 +200,15 @@ class TensorRule:
         return self.indices(side) - self.indices(other)
 
     @property
+    def sizes(self) -> set[str]:
+        """Returns the names of all sizes, and of indices that are axes."""
+        every = [axes for side in SIDES for axes in self.axes(side).values()]
+        return {name for axes in every for name in names_of(axes)}
+
+    @property
     def names(self) -> set[str]:
         """Returns the names of all sizes and indices."""
-        every = [(p, axes) for side in SIDES for p, axes in self.axes(side).items()]
-        return {name for p, axes in every for name in p.variables | names_of(axes)}
+        return self.sizes | self.indices(SIDES[0]) | self.indices(SIDES[1])
 
     def blocks(self, side: str) -> list[tuple[frozenset[str], Pattern, Region]]:
         """Lists the regions of a side, with the key that the same elements have on the other."""
@@ -291,6 +296,7 @@ class Plan:
         copies: the blocks of each; of several that are the same block, all but the first are in
             `same`.
         same: blocks that must hold what the target then holds.
+        twins: another name in the source -> the tensor of the source that must be equal to it.
         unused: the source's tensors that the map says need no partner.
         tied: another name in the target -> the tensor that it has.
         sizes: what was solved for the sizes that hold for the whole model.
@@ -299,20 +305,10 @@ class Plan:
     shapes: dict[str, Shape] = field(default_factory=dict)
     copies: dict[str, list[Copy]] = field(default_factory=dict)
     same: dict[str, list[Copy]] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
+    twins: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     tied: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class _Instance:
-    """A rule with its indices: one layer's, say."""
-
-    rule: TensorRule
-    fixed: dict[str, int]
-    names: dict[Pattern, dict[tuple[int, ...], str]]  # the source's, by stacked variables
-    sizes: dict[str, int]
 
 
 def make_plan(
@@ -339,31 +335,38 @@ def make_plan(
         Unfit: a tensor is missing or left over, or a size does not follow from the shapes.
     """
     here, there = SIDES[::-1] if back else SIDES
-    given = {**(sizes or {})}
-    counts = _count(rules, source, wanted or {}, given, here, there)
-    plan = Plan(sizes={name: n for name, n in given.items() if isinstance(n, int)})
-    source = _resolve_ties(plan, source, (tied or {}).get(here, {}), rules, here)
-    instances, used = _match(rules, source, counts, here, wanted is None)
-    rest = [name for name in source if name not in used and name not in plan.renamed]
-    plan.unused = [name for name in rest if _is_idle(name, (unused or {}).get(here, ()))]
-    for name in rest:
-        if name not in plan.unused:
-            raise Unfit(f"{name}: the map does not say where it goes; add a rule, or add its name "
-                        f'to "unused"')  # fmt: skip
-    _solve_sizes(instances, source, wanted, counts, plan, here, there, {*shared})
+    files: dict[str, str] = {}  # a tensor's name in the rules -> in the source
+    twins: dict[str, str] = {}
+    for other, name in (tied or {}).get(here, {}).items():
+        if other in source and name in source:
+            twins[other] = name
+        elif other in source:
+            files[name] = other
+    renamed = {other: name for name, other in files.items()}
+    named = {renamed.get(n, n): shape for n, shape in source.items() if n not in twins}
+    planner = _Planner(rules, named, wanted, here, there, sizes or {})
+    plan = planner.plan
+    plan.twins = twins
+    instances = planner.match((unused or {}).get(here, ()))
+    planner.solve_sizes(instances, {*shared})
     for instance in instances:
-        _plan_targets(instance, counts, plan, here, there)
+        planner.add_targets(instance, files)
     order = {name: at for at, name in enumerate(source)}
     first = {name: order[copies[0].source] for name, copies in plan.copies.items()}
     plan.shapes = dict(sorted(plan.shapes.items(), key=lambda each: first[each[0]]))
     others = (tied or {}).get(there, {})
     plan.tied = {other: name for other, name in others.items() if name in plan.shapes}
-    idle = (unused or {}).get(there, ())
-    for name in (unfilled or {}).get(there, ()):
+    idle, alone = ((sides or {}).get(there, ()) for sides in (unused, unfilled))
+    for name in (*alone, *(wanted or {})):
         if name not in plan.shapes and name not in plan.tied and not _is_idle(name, idle):
-            raise Unfit(f"{name}: the {there} has it, and the map does not fill it; add a rule, or "
+            raise Unfit(f"{name}: the target has it, and the map does not fill it; add a rule, or "
                         f'add its name to "unused"')  # fmt: skip
-    _require_wanted(plan, wanted, idle)
+    for name, shape in plan.shapes.items():
+        found = shape if wanted is None else wanted.get(name)
+        if found is None:
+            raise Unfit(f"{name}: the target has no such tensor")
+        if shape != tuple(found):
+            raise Unfit(f"{name}: would be {list(shape)}, the target has {list(found)}")
     return plan
 
 
@@ -383,271 +386,251 @@ def _is_idle(name: str, unused: Sequence[str]) -> bool:
                for text in unused)  # fmt: skip
 
 
-def _count(
-    rules: Sequence[TensorRule], source: Shapes, wanted: Shapes, sizes: dict[str, Any], here: str,
-    there: str,
-) -> Counts:  # fmt: skip
-    """Finds the tuples of counted indices, from the names of the side that has them one by one."""
-    found: dict[str, set[tuple[int, ...]]] = {}
-    for rule in rules:
-        for counting, plain, names in ((there, here, source), (here, there, wanted)):
-            indices = {i for p in rule.axes(counting) for i in p.indices if i.counted}
-            if not indices:
-                continue
-            for pattern in rule.axes(plain):
-                for name in names:
-                    values = pattern.match(name, {})
-                    for index in indices if values is not None else ():
-                        if {*index.variables} <= {*(values or {})}:
-                            found.setdefault(index.prefix, set()).add(
-                                _tuple_of(index, values or {})
-                            )
-            for index in indices:
-                listed = sizes.get(index.variables[-1])
-                if isinstance(listed, list) and len(index.counted) == 2 and not names:
-                    pairs = {(i, j) for i, n in enumerate(listed) for j in range(n)}
-                    found.setdefault(index.prefix, set()).update(pairs)
-                elif counting == here and not names and isinstance(index.counted[-1], str):
-                    last = index.counted[-1]
-                    raise Unfit(f"{rule}: give the number of each {last}, such as --size "
-                                f"{last}=3,4,6,3, or --like FILE")  # fmt: skip
-    return {prefix: sorted(tuples) for prefix, tuples in found.items()}
+@dataclass
+class _Instance:
+    """A rule with its indices: one layer's, say."""
+
+    rule: TensorRule
+    fixed: dict[str, int]
+    names: dict[Pattern, dict[tuple[int, ...], str]]  # the source's, by stacked variables
+    sizes: dict[str, int]
 
 
-def _resolve_ties(
-    plan: Plan, source: Shapes, tied: Mapping[str, str], rules: Sequence[TensorRule], here: str
-) -> Shapes:
-    """Lets the source's other names of tensors stand for these."""
-    for other, name in tied.items():
-        if other in source:
-            plan.renamed[other] = name
-            if name not in source:
-                source = {name if each == other else each: s for each, s in source.items()}
-    return source
+class _Owner(NamedTuple):
+    """The rule of a tensor of the source, and the indices in its name."""
+
+    number: int
+    pattern: Pattern
+    values: dict[str, int]
 
 
-def _match(
-    rules: Sequence[TensorRule], source: Shapes, counts: Counts, here: str, exact: bool
-) -> tuple[list[_Instance], set[str]]:
-    """Finds the source's tensors of each rule.
+class _Planner:
+    """Applies rules in one direction: from `here` to `there`."""
 
-    Args:
-        exact: each layer that has any tensor has all, as when the map was proved.
-    """
-    owners: dict[str, tuple[int, int, Pattern, dict[str, int]]] = {}
-    by_skeleton: dict[str, list[tuple[int, Pattern]]] = {}
-    for number, rule in enumerate(rules):
-        for pattern in rule.axes(here):
-            by_skeleton.setdefault(pattern.skeleton, []).append((number, pattern))
-    for name in source:
-        for number, pattern in by_skeleton.get(_without_numbers(name), []):
-            values = pattern.match(name, counts)
-            if values is None:
-                continue
-            fewer = len(pattern.variables)
-            if name in owners and owners[name][0] == fewer:
+    def __init__(
+        self, rules: Sequence[TensorRule], source: Shapes, wanted: Shapes | None, here: str,
+        there: str, given: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.rules, self.source, self.wanted = rules, source, wanted
+        self.here, self.there = here, there
+        self.counts: Counts = {}
+        for rule in rules:
+            self._count(rule, there, here, source, given)
+            self._count(rule, here, there, wanted or {}, given)
+        self.counts = {prefix: sorted({*tuples}) for prefix, tuples in self.counts.items()}
+        self.plan = Plan(sizes={name: n for name, n in given.items() if isinstance(n, int)})
+
+    def _count(
+        self, rule: TensorRule, counting: str, plain: str, names: Shapes, given: Mapping[str, Any]
+    ) -> None:
+        """Finds the tuples of counted indices, from the names that have them one by one."""
+        indices = {i for pattern in rule.axes(counting) for i in pattern.indices if i.counted}
+        matches = [
+            values
+            for pattern in (rule.axes(plain) if indices else ())
+            for values in (pattern.match(name, {}) for name in names)
+            if values is not None
+        ]
+        for index in indices:
+            found = self.counts.setdefault(index.prefix, [])
+            found += [_tuple_of(index, v) for v in matches if {*index.variables} <= {*v}]
+            listed, last = given.get(index.variables[-1]), index.counted[-1]
+            if isinstance(listed, list) and len(index.counted) == 2 and not names:
+                found += [(i, j) for i, n in enumerate(listed) for j in range(n)]
+            elif counting == self.here and not names and isinstance(last, str):
+                raise Unfit(f"{rule}: give the number of each {last}, such as --size "
+                            f"{last}=3,4,6,3, or --like FILE")  # fmt: skip
+
+    def match(self, unused: Sequence[str]) -> list[_Instance]:
+        """Finds the source's tensors of each rule."""
+        owners = self._find_owners()
+        rest = [name for name in self.source if name not in owners]
+        instances: dict[tuple[int, tuple[tuple[str, int], ...]], _Instance] = {}
+        for name, (number, pattern, values) in owners.items():
+            rule = self.rules[number]
+            stacked = rule.stacked(self.here)
+            fixed = {key: value for key, value in values.items() if key not in stacked}
+            place = tuple(values[key] for key in sorted(stacked & pattern.variables))
+            key = number, tuple(sorted(fixed.items()))
+            instance = instances.setdefault(key, _Instance(rule, fixed, {}, {}))
+            instance.names.setdefault(pattern, {})[place] = name
+        try:
+            self._require_complete(owners.values())
+        except Unfit as error:
+            told = f"; it has {rest[0]}, which the map has not" if rest else ""
+            raise Unfit(f"{error}{told}") from None
+        for instance in instances.values():
+            self._require_whole(instance)
+        self.plan.unused = [name for name in rest if _is_idle(name, unused)]
+        for name in rest:
+            if name not in self.plan.unused:
+                raise Unfit(f"{name}: the map does not say where it goes; add a rule, or add its "
+                            f'name to "unused"')  # fmt: skip
+        return [instances[key] for key in sorted(instances)]
+
+    def _find_owners(self) -> dict[str, _Owner]:
+        """Finds the rule of each tensor: of several, that with the fewest indices."""
+        by_skeleton: dict[str, list[tuple[int, Pattern]]] = {}
+        for number, rule in enumerate(self.rules):
+            for pattern in rule.axes(self.here):
+                by_skeleton.setdefault(pattern.skeleton, []).append((number, pattern))
+        owners = {}
+        for name in self.source:
+            found = [
+                _Owner(number, pattern, values)
+                for number, pattern in by_skeleton.get(_without_numbers(name), [])
+                if (values := pattern.match(name, self.counts)) is not None
+            ]
+            fewest = min((len(owner.values) for owner in found), default=0)
+            best = [owner for owner in found if len(owner.values) == fewest]
+            if len(best) > 1:
                 raise Unfit(f"{name}: the map has two rules for it")
-            if name not in owners or owners[name][0] > fewer:
-                owners[name] = fewer, number, pattern, values
-    instances: dict[tuple[int, tuple[tuple[str, int], ...]], _Instance] = {}
-    for name, (_, number, pattern, values) in owners.items():
-        rule = rules[number]
-        stacked = rule.stacked(here)
-        fixed = {key: value for key, value in values.items() if key not in stacked}
-        place = tuple(values[key] for key in sorted(stacked & pattern.variables))
-        key = number, tuple(sorted(fixed.items()))
-        instance = instances.setdefault(key, _Instance(rule, fixed, {}, {}))
-        instance.names.setdefault(pattern, {})[place] = name
-    other = next((name for name in source if name not in owners), "")
-    try:
-        _require_complete(rules, owners, counts, here, exact)
-    except Unfit as error:
-        raise Unfit(f"{error}; it has {other}, which the map has not" if other else error) from None
-    for instance in instances.values():
-        _require_whole(instance, counts, here)
-    ordered = sorted(instances, key=lambda key: (key[0], key[1]))
-    return [instances[key] for key in ordered], {*owners}
+            if best:
+                owners[name] = best[0]
+        return owners
 
+    def _require_complete(self, owners: Collection[_Owner]) -> None:
+        """Raises Unfit where a layer lacks a tensor: indices of one name have the same values in
+        all names, as when the map was proved."""
+        have: dict[tuple[int, Pattern], set[tuple[tuple[str, int], ...]]] = {}
+        every: dict[frozenset[str], set[tuple[tuple[str, int], ...]]] = {}
+        for number, pattern, values in owners:
+            items = tuple(sorted(values.items()))
+            have.setdefault((number, pattern), set()).add(items)
+            every.setdefault(pattern.variables, set()).add(items)
+        for number, rule in enumerate(self.rules):
+            patterns = [pattern for pattern in rule.axes(self.here) if (number, pattern) in have]
+            for pattern in patterns or [*rule.axes(self.here)][:1]:
+                wanted = {tuple(item for item in values if item[0] in pattern.variables)
+                          for names, them in every.items() if pattern.variables <= names
+                          for values in them}  # fmt: skip
+                missing = sorted((wanted or {()}) - have.get((number, pattern), set()))
+                if missing and not rule.some and (self.wanted is None or not patterns):
+                    raise Unfit(f"{self._show(pattern, dict(missing[0]))}: the source has no such "
+                                "tensor")  # fmt: skip
 
-def _require_complete(
-    rules: Sequence[TensorRule], owners: Mapping[str, tuple[int, int, Pattern, dict[str, int]]],
-    counts: Counts, here: str, exact: bool,
-) -> None:  # fmt: skip
-    """Raises Unfit where a layer lacks a tensor: indices of one name have the same values in all
-    names, as when the map was proved."""
-    have: dict[tuple[int, Pattern], set[tuple[tuple[str, int], ...]]] = {}
-    for _, number, pattern, values in owners.values():
-        have.setdefault((number, pattern), set()).add(tuple(sorted(values.items())))
-    every: dict[frozenset[str], set[tuple[tuple[str, int], ...]]] = {}
-    for (_, pattern), found in have.items():
-        every.setdefault(pattern.variables, set()).update(found)
-    for number, rule in enumerate(rules):
-        patterns = [pattern for pattern in rule.axes(here) if (number, pattern) in have]
-        for pattern in patterns or [*rule.axes(here)][:1]:
-            wanted = {tuple(item for item in values if item[0] in pattern.variables)
-                      for names, them in every.items() if pattern.variables <= names
-                      for values in them}  # fmt: skip
-            missing = sorted((wanted or {()}) - have.get((number, pattern), set()))
-            if missing and not rule.some and (exact or not patterns):
-                shown = _show(pattern, dict(missing[0]), counts)
+    def _require_whole(self, instance: _Instance) -> None:
+        """Raises Unfit where a tensor of a rule is not there, unless another is its copy."""
+        rule, stacked = instance.rule, instance.rule.stacked(self.here)
+        blocks = rule.blocks(self.here)
+        there_are = {key for key, pattern, _ in blocks if pattern in instance.names}
+        for pattern in rule.axes(self.here):
+            keys = {key for key, each, _ in blocks if each == pattern}
+            if pattern not in instance.names and not keys <= there_are:
+                shown = self._show(pattern, instance.fixed)
                 raise Unfit(f"{shown}: the source has no such tensor")
+        for pattern, names in instance.names.items():
+            own = sorted(stacked & pattern.variables)
+            for at, variable in enumerate(own):
+                n = len({place[at] for place in names})
+                if instance.sizes.setdefault(variable, n) != n:
+                    raise Unfit(f"{pattern.text}: has {n} of {variable}, and another tensor of its "
+                                f"rule {instance.sizes[variable]}")  # fmt: skip
+            for place in itertools.product(*(range(instance.sizes[v]) for v in own)):
+                if place not in names:
+                    shown = self._show(pattern, {**instance.fixed, **dict(zip(own, place))})
+                    raise Unfit(f"{shown}: the source has no such tensor, but later ones")
 
+    def _show(self, pattern: Pattern, values: Mapping[str, int]) -> str:
+        try:
+            return pattern.format(values, self.counts)
+        except (KeyError, ValueError):
+            return pattern.text
 
-def _require_whole(instance: _Instance, counts: Counts, here: str) -> None:
-    """Raises Unfit where a tensor of a rule is not there, unless another is its copy."""
-    rule, stacked = instance.rule, instance.rule.stacked(here)
-    there_are = {key for key, pattern, _ in rule.blocks(here) if pattern in instance.names}
-    for pattern in rule.axes(here):
-        keys = {key for key, each, _ in rule.blocks(here) if each == pattern}
-        if pattern not in instance.names and not keys <= there_are:
-            shown = _show(pattern, instance.fixed, counts)
-            raise Unfit(f"{shown}: the source has no such tensor")
-    for pattern, names in instance.names.items():
-        own = sorted(stacked & pattern.variables)
-        for at, variable in enumerate(own):
-            n = len({place[at] for place in names})
-            if instance.sizes.setdefault(variable, n) != n:
-                raise Unfit(f"{pattern.text}: has {n} of {variable}, and another tensor of its "
-                            f"rule {instance.sizes[variable]}")  # fmt: skip
-        for place in itertools.product(*(range(instance.sizes[v]) for v in own)):
-            if place not in names:
-                shown = _show(pattern, {**instance.fixed, **dict(zip(own, place))}, counts)
-                raise Unfit(f"{shown}: the source has no such tensor, but later ones")
+    def solve_sizes(self, instances: Sequence[_Instance], shared: set[str]) -> None:
+        """Solves the sizes of all rules from the shapes at hand, and those that are given."""
+        plan = self.plan
+        left = [(each, *tensor) for each in instances for tensor in self._at_hand(each)]
+        for instance in instances:
+            instance.rule.require_equal(plan.sizes)
+            for name, size in plan.sizes.items():
+                one = instance.rule.alias.get(name, name)
+                if instance.sizes.setdefault(one, size) != size:
+                    raise Unfit(f"{instance.rule}: {name} is {instance.sizes[one]}, not {size}")
+        for _, where, axes, shape in left:
+            if len(shape) != len(axes.dims):
+                raise Unfit(f"{where}: has {len(shape)} axes, the map says {len(axes.dims)}")
+        first: dict[str, str] = {}  # where a shared size was solved
+        known = -1
+        while left and known < (known := sum(len(each.sizes) for each in instances)):
+            left = [each for each in left if not self._solve_shape(*each, shared, first)]
+        for instance in instances:
+            alias = instance.rule.alias
+            instance.sizes |= {
+                name: instance.sizes[one] for name, one in alias.items() if one in instance.sizes
+            }
+            unknown = instance.rule.sizes - {*instance.sizes} - {*instance.fixed}
+            if lacking := sorted({alias.get(name, name) for name in unknown}):
+                words = " ".join(f"--size {name}=N" for name in lacking)
+                some = "one or more of " if len(lacking) > 1 else ""
+                raise Unfit(f"{instance.rule}: the shapes at hand do not tell {', '.join(lacking)};"
+                            f" give {some}{words}, or --like FILE")  # fmt: skip
+            instance.rule.require_equal(instance.sizes)
 
+    def _solve_shape(
+        self, instance: _Instance, where: str, axes: TensorAxes, shape: Shape, shared: set[str],
+        first: dict[str, str],
+    ) -> bool:  # fmt: skip
+        """Solves what one tensor's shape tells; says if all of its sizes are known then."""
+        plan, known, alias = self.plan, instance.sizes, instance.rule.alias
+        known |= {name: size for name, size in plan.sizes.items() if name not in known}
+        for dim, total in zip(axes.dims, shape):
+            try:
+                name = solve(dim, total, known, alias)
+            except Unfit as error:
+                told = [f"{n} is of {first[n]}" for n in known if n in names_of(axes) & {*first}]
+                told += [f"{' = '.join(group)} was proved for equal numbers alone"
+                         for group in instance.rule.equal
+                         if {*group} & names_of(axes)]  # fmt: skip
+                raise Unfit("; ".join([f"{where}: {error}", *told])) from None
+            if name in shared:
+                plan.sizes[name], first[name] = known[name], where
+        return {alias.get(n, n) for n in names_of(axes)} <= {*known}
 
-def _show(pattern: Pattern, values: Mapping[str, int], counts: Counts) -> str:
-    try:
-        return pattern.format(values, counts)
-    except (KeyError, ValueError):
-        return pattern.text
+    def _at_hand(self, instance: _Instance) -> Iterator[tuple[str, TensorAxes, Shape]]:
+        """Yields names, axes and shapes of an instance's tensors, of the target too where known."""
+        rule = instance.rule
+        for pattern, axes in rule.axes(self.here).items():
+            for name in instance.names.get(pattern, {}).values():
+                yield name, axes, self.source[name]
+        if self.wanted is None:
+            return
+        stacked = rule.stacked(self.there)
+        for pattern, axes in rule.axes(self.there).items():
+            plain = not any(index.counted for index in pattern.indices) and not stacked
+            names = [pattern.format(instance.fixed, self.counts)] if plain else [*self.wanted]
+            for name in names:
+                values = pattern.match(name, self.counts) if name in self.wanted else None
+                if values is None or any(instance.fixed.get(k, v) != v for k, v in values.items()):
+                    continue
+                for variable in stacked & {*values}:
+                    n = max(instance.sizes.get(variable, 0), values[variable] + 1)
+                    instance.sizes[variable] = n
+                yield name, axes, self.wanted[name]
 
-
-def _solve_sizes(
-    instances: Sequence[_Instance], source: Shapes, wanted: Shapes | None, counts: Counts,
-    plan: Plan, here: str, there: str, shared: set[str],
-) -> None:  # fmt: skip
-    open_ = [
-        (each, *tensor)
-        for each in instances
-        for tensor in _at_hand(each, source, wanted, counts, here, there)
-    ]
-    for _, where, axes, shape in open_:
-        if len(shape) != len(axes.dims):
-            raise Unfit(f"{where}: has {len(shape)} axes, the map says {len(axes.dims)}")
-    for instance in instances:
-        instance.rule.require_equal(plan.sizes)
-        for name, size in plan.sizes.items():
-            one = instance.rule.alias.get(name, name)
-            if instance.sizes.setdefault(one, size) != size:
-                raise Unfit(f"{instance.rule}: {name} is {instance.sizes[one]}, not {size}")
-    first: dict[str, str] = {}  # where a shared size was solved
-    while open_:
-        left = []
-        for instance, where, axes, shape in open_:
-            known = instance.sizes
-            known |= {name: size for name, size in plan.sizes.items() if name not in known}
-            for dim, total in zip(axes.dims, shape):
-                try:
-                    name = solve(dim, total, known, instance.rule.alias)
-                except Unfit as error:
-                    told = [
-                        f"{n} is of {first[n]}" for n in known if n in names_of(axes) & {*first}
-                    ]
-                    told += [
-                        f"{' = '.join(group)} was proved for equal numbers alone"
-                        for group in instance.rule.equal
-                        if {*group} & names_of(axes)
-                    ]
-                    raise Unfit("; ".join([f"{where}: {error}", *told])) from None
-                if name in shared:
-                    plan.sizes[name], first[name] = known[name], where
-            if not {instance.rule.alias.get(n, n) for n in names_of(axes)} <= {*known}:
-                left.append((instance, where, axes, shape))
-        if len(left) == len(open_) and not _progress(left, plan):
-            break
-        open_ = left
-    for instance in instances:
-        alias = instance.rule.alias
-        instance.sizes |= {
-            name: instance.sizes[one] for name, one in alias.items() if one in instance.sizes
-        }
-        every = {name for side in SIDES for axes in instance.rule.axes(side).values()
-                 for name in names_of(axes)}  # fmt: skip
-        unknown = every - {*instance.sizes} - {*instance.fixed}
-        if lacking := sorted({alias.get(name, name) for name in unknown}):
-            words = " ".join(f"--size {name}=N" for name in lacking)
-            some = "one or more of " if len(lacking) > 1 else ""
-            raise Unfit(f"{instance.rule}: the shapes at hand do not tell {', '.join(lacking)}; "
-                        f"give {some}{words}, or --like FILE")  # fmt: skip
-        instance.rule.require_equal(instance.sizes)
-
-
-def _progress(left: Sequence[tuple[_Instance, str, TensorAxes, Shape]], plan: Plan) -> bool:
-    """Says if a size that one tensor told is not yet known to another."""
-    return any(name in names_of(axes) and name not in instance.sizes
-               for instance, _, axes, _ in left for name in plan.sizes)  # fmt: skip
-
-
-def _at_hand(
-    instance: _Instance, source: Shapes, wanted: Shapes | None, counts: Counts, here: str,
-    there: str,
-) -> Iterator[tuple[str, TensorAxes, Shape]]:  # fmt: skip
-    """Yields names, axes and shapes of an instance's tensors, of the target too where known."""
-    rule = instance.rule
-    for pattern, axes in rule.axes(here).items():
-        for name in instance.names.get(pattern, {}).values():
-            yield name, axes, source[name]
-    if wanted is None:
-        return
-    stacked = rule.stacked(there)
-    for pattern, axes in rule.axes(there).items():
-        places: dict[str, int] = {}
-        plain = not any(index.counted for index in pattern.indices) and not stacked
-        names = [pattern.format(instance.fixed, counts)] if plain else [*wanted]
-        for name in names:
-            values = pattern.match(name, counts) if name in wanted else None
-            if values is None or any(instance.fixed[k] != v for k, v in values.items()
-                                     if k in instance.fixed):  # fmt: skip
-                continue
-            for variable in stacked & {*values}:
-                places[variable] = max(places.get(variable, 0), values[variable] + 1)
-            yield name, axes, wanted[name]
-        instance.sizes |= places
-
-
-def _plan_targets(instance: _Instance, counts: Counts, plan: Plan, here: str, there: str) -> None:
-    rule = instance.rule
-    sources: dict[frozenset[str], list[tuple[Pattern, Region]]] = {}
-    for key, pattern, region in rule.blocks(here):
-        if pattern in instance.names:
-            sources.setdefault(key, []).append((pattern, region))
-    unstacked, stacked = rule.stacked(there), rule.stacked(here)
-    for pattern, axes in rule.axes(there).items():
-        own = sorted(unstacked & pattern.variables)
-        for place in itertools.product(*(range(instance.sizes[name]) for name in own)):
-            at = dict(zip(own, place))
-            name = pattern.format({**instance.fixed, **at}, counts)
-            if name in plan.shapes:
-                raise Unfit(f"{name}: the map fills it twice")
-            plan.shapes[name] = shape_of(axes, instance.sizes)
-            plan.copies[name], plan.same[name] = [], []
-            for region in regions(axes):
-                key = region.key | (unstacked & pattern.variables)
-                for number, (theirs, block) in enumerate(sources[key]):
-                    names = sorted(stacked & theirs.variables)
-                    for values, tensor in instance.names[theirs].items():
-                        places = {**at, **dict(zip(names, values))}
-                        copy = Copy(tensor, (block, region), instance.sizes, places)
-                        (plan.same if number else plan.copies)[name].append(copy)
-
-
-def _require_wanted(plan: Plan, wanted: Shapes | None, unused: Sequence[str]) -> None:
-    for name, shape in (wanted or {}).items():
-        idle = name in plan.tied or _is_idle(name, unused)
-        if name not in plan.shapes and not idle:
-            raise Unfit(f"{name}: the target has it, and the map does not fill it")
-        if name in plan.shapes and plan.shapes[name] != tuple(shape):
-            raise Unfit(f"{name}: would be {list(plan.shapes[name])}, the target has {list(shape)}")
-    for name in plan.shapes:
-        if wanted is not None and name not in wanted:
-            raise Unfit(f"{name}: the target has no such tensor")
+    def add_targets(self, instance: _Instance, files: Mapping[str, str]) -> None:
+        """Adds the target's tensors of a rule, and their blocks."""
+        rule, plan = instance.rule, self.plan
+        sources: dict[frozenset[str], list[tuple[Pattern, Region]]] = {}
+        for key, pattern, region in rule.blocks(self.here):
+            if pattern in instance.names:
+                sources.setdefault(key, []).append((pattern, region))
+        unstacked, stacked = rule.stacked(self.there), rule.stacked(self.here)
+        for pattern, axes in rule.axes(self.there).items():
+            own = sorted(unstacked & pattern.variables)
+            for place in itertools.product(*(range(instance.sizes[name]) for name in own)):
+                at = dict(zip(own, place))
+                name = pattern.format({**instance.fixed, **at}, self.counts)
+                if name in plan.shapes:
+                    raise Unfit(f"{name}: the map fills it twice")
+                plan.shapes[name] = shape_of(axes, instance.sizes)
+                plan.copies[name], plan.same[name] = [], []
+                for region in regions(axes):
+                    key = region.key | (unstacked & pattern.variables)
+                    for number, (theirs, block) in enumerate(sources[key]):
+                        names = sorted(stacked & theirs.variables)
+                        for values, tensor in instance.names[theirs].items():
+                            places = {**at, **dict(zip(names, values))}
+                            copy = Copy(files.get(tensor, tensor), (block, region),
+                                        instance.sizes, places)  # fmt: skip
+                            (plan.same if number else plan.copies)[name].append(copy)

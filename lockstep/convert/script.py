@@ -44,15 +44,18 @@ def main(words: list[str]) -> None:
     rules = [TensorRule(**rule) for rule in RULES]
     made = make_plan(rules, shapes, back=back, sizes=sizes, shared=SIZES, tied=TIED, unused=UNUSED,
                      unfilled=UNFILLED)
-    for other, name in made.renamed.items():
-        owners.setdefault(name, owners[other])
-    names = {name: other for other, name in made.renamed.items() if name not in shapes}
     target = {}
     for name, shape in made.shapes.items():
         for copy in made.copies[name] + made.same[name]:
-            x = owners[copy.source].get_tensor(names.get(copy.source, copy.source))
+            x = owners[copy.source].get_tensor(copy.source)
             values, place = copy.views(x, target.setdefault(name, np.zeros(shape, x.dtype)))
-            place[...] = values
+            if copy in made.copies[name]:
+                place[...] = values
+            elif values.tobytes() != place.tobytes():
+                raise Unfit(f"{copy.source} -> {name}: two tensors stand for one, and they differ")
+    for other, name in made.twins.items():
+        if owners[other].get_tensor(other).tobytes() != owners[name].get_tensor(name).tobytes():
+            raise Unfit(f"{other}, {name}: two tensors stand for one, and they differ")
     save_file(target, out, metadata={"format": "pt"})
     print(f"{out}: {len(target)} tensors; not used: {', '.join(made.unused) or 'none'}")
 

@@ -404,7 +404,7 @@ def test_a_tensor_without_a_partner_is_not_left_out_in_silence(tmp_path: Path) -
     """It is the target's alone, so that no tensor of the source shows it."""
     file = save(tmp_path, finite())
     alone = Map(RULES, MAP.sizes, proved={"only_port": ["shift"]})
-    with pytest.raises(UserError, match="shift: the port has it, and the map does not fill it"):
+    with pytest.raises(UserError, match="shift: the target has it, and the map does not fill it"):
         convert_file(file, alone, tmp_path / "o.safetensors", sizes=SIZES)
     named = Map(RULES, MAP.sizes, unused={"port": ("shift",)}, proved=alone.proved)
     convert_file(file, named, tmp_path / "o.safetensors", sizes=SIZES)

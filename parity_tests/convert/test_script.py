@@ -66,6 +66,18 @@ def test_what_does_not_fit_is_one_line_of_the_script(script: Path, tmp_path: Pat
     assert done.stderr.count("\n") == 1 and not (tmp_path / "o.safetensors").exists()
 
 
+def test_copies_that_differ_are_refused(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    tied = finite() | {"lm_head.weight": finite()["wte.weight"] + 1}
+    done = run_alone(script, save(tmp_path, tied), out, "heads=2")
+    assert done.returncode == 1 and "lm_head.weight, wte.weight: two tensors" in done.stderr
+    convert_file(save(tmp_path, finite()), MAP, out, sizes=SIZES)
+    port = load_file(out) | {"head": load_file(out)["head"] + 1}
+    done = run_alone(script, save(tmp_path, port), tmp_path / "b.safetensors", "--back")
+    assert done.returncode == 1 and "head -> wte.weight: two tensors" in done.stderr
+    assert not (tmp_path / "b.safetensors").exists()
+
+
 def test_the_rules_stand_first(script: Path) -> None:
     text = script.read_text()
     assert '"reference": {"h.{layer}.c_attn.weight": "q+k+v d"}' in text
