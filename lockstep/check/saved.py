@@ -63,6 +63,9 @@ def _constants(side: Tensors, paired: set[str]) -> tuple[str, ...]:
 
 
 def _with_indices(name: str) -> str:
+    """Writes numbers as indices; * in a name with braces, which would be read as an index."""
+    if {"{", "}"} & {*name}:
+        return re.sub(r"[\d{}]+", "*", name)
     count = itertools.count()
     return re.sub(r"\d+", lambda _: f"{{i{next(count)}}}", name)
 

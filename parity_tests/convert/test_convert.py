@@ -1,6 +1,7 @@
 """Checkpoints of all formats are converted, and back, bit by bit; what does not fit is one line."""
 
 import json
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -312,6 +313,23 @@ def test_a_file_that_is_none_is_one_line(
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and BAD_FILES[name] in said.err and "ran" not in said.out
     assert not [*tmp_path.glob("*out*")]
+
+
+def test_a_damaged_orbax_folder_is_refused(tmp_path: Path) -> None:
+    """In a process of its own, because threads of Orbax say more after they have failed."""
+    out, map_ = tmp_path / "port.orbax", tmp_path / "map.json"
+    convert_file(save(tmp_path, finite()), MAP, out, sizes=SIZES)
+    map_.write_text(map_text(MAP))
+    for file in out.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    words = [out, "--map", map_, "--back", "-o", tmp_path / "back.safetensors"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "convert", *map(str, words)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "not read by orbax.checkpoint" in done.stderr or "is damaged" in done.stderr
+    assert not [*tmp_path.glob("*back*")]
 
 
 def run(*words: str | Path) -> int:

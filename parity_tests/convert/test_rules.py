@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from lockstep.check.pairing.tensors import Tensors
+from lockstep.check.saved import _constants
 from lockstep.convert.axes import Unfit, axes_text, parse_axes
 from lockstep.convert.derive import derive_rules
 from lockstep.convert.map import KEY, Map, map_json, map_text, parse_map
-from lockstep.convert.plan import TensorRule, make_plan
+from lockstep.convert.plan import Shape, TensorRule, make_plan
 from lockstep.convert.proof import unproved_rules
 from parity_tests.convert.proofs import PROOFS, Proof, convert_arrays, pair, random_arrays
 
@@ -318,6 +320,15 @@ def test_a_name_with_braces_has_no_rule() -> None:
     assert [rule.reference for rule in derived.rules] == [{"e": "a"}]
     assert derived.without.keys() == {"a", "c{"}
     assert "the name b{layer} has a brace, which marks an index" in derived.without["a"]
+
+
+def test_constants_are_unused_under_any_number() -> None:
+    shapes: dict[str, Shape] = dict.fromkeys(("h.0.mask", "h.1.mask", "w{a}3", "w"), (1,))
+    side = Tensors(shapes, {}, [*shapes], "jax", {"w"})
+    assert _constants(side, {"w"}) == ("h.{i0}.mask", "w*a*")
+    source = {"a.0": (2, 3), "h.7.mask": (1,), "w{a}31": (2,)}
+    plan = make_plan(RULES, source, unused={"reference": _constants(side, {"w"})})
+    assert plan.unused == ["h.7.mask", "w{a}31"]
 
 
 def test_the_file_is_json_with_a_line_for_each_side_of_a_rule() -> None:
