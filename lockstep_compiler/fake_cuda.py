@@ -16,6 +16,7 @@ from lockstep.devices import Capabilities
 from lockstep.errors import UserError
 from lockstep.files.cache import cache_folder
 
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 SOURCE = Path(__file__).with_name("guard.cpp")
 
 
@@ -31,8 +32,8 @@ def load_guard() -> None:
     assert spec and spec.origin
     torch = Path(spec.origin).parent
     version = (torch / "version.py").read_text(encoding="utf-8")
-    if re.search(r"^cuda\b.*= *['\"]", version, re.M):
-        remedy = "trace in an environment with its CPU build, as make test-cuda makes one"
+    if is_cuda_build():
+        remedy = f"install its CPU build (pip install --index-url {CPU_BUILDS} torch)"
         raise UserError(f"tracing torch on fake CUDA tensors: torch is a CUDA build; {remedy}")
     guard = SOURCE.read_text(encoding="utf-8")
     digest = hashlib.sha256(f"{torch}{version}{guard}".encode()).hexdigest()[:16]
@@ -40,6 +41,15 @@ def load_guard() -> None:
     if not library.exists():
         build(torch, library)
     ctypes.CDLL(str(library))
+
+
+def is_cuda_build() -> bool:
+    """Says if torch, which is not imported, is a CUDA build."""
+    spec = importlib.util.find_spec("torch")
+    if not (spec and spec.origin):
+        return False
+    version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    return bool(re.search(r"^cuda\b.*= *['\"]", version, re.M))
 
 
 def build(torch: Path, library: Path) -> None:

@@ -1,11 +1,13 @@
 """Our JAX step, compiled by XLA for a GPU or a TPU that is not here."""
 
+import importlib
 import math
 import os
 import re
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -67,7 +69,8 @@ def program(config: Config, target: Target, hlo_file: str = "") -> Program:
         device, several = mesh.devices.flat[0], config.mesh.size > 1
         trainer = make_trainer(config, device, able, mesh if several else None)
         given = arguments(trainer, mesh)
-        lowered = trainer.jitted_step().lower(*given)
+        with nullcontext() if several else absent_device(target):
+            lowered = trainer.jitted_step().lower(*given)
         built = build_for_tpu(lowered) if isinstance(target, Tpu) else build(lowered, folder)
     if hlo_file:
         Path(hlo_file).write_text(built.text, encoding="utf-8")
@@ -171,6 +174,25 @@ def absent_mesh(config: Config, target: Target) -> Mesh:
     shape = f"1x{size // here}x{here}"
     topology = topologies.get_topology_desc(platform="cuda", target_config=text, topology=shape)
     return jax.make_mesh(config.mesh, AXES, (AxisType.Auto,) * 2, devices=topology.devices)
+
+
+def absent_device(target: Target) -> AbstractContextManager:
+    """Names the device of Triton's kernels, which JAX asks for from 0.12 on.
+
+    JAX knows some devices by name, so it gets one of the target's compute capability.
+    """
+    if jax.__version_info__ < (0, 12) or not isinstance(target, Gpu):
+        return nullcontext()
+    triton: Any = importlib.import_module("jax.experimental.pallas.triton")
+    sharding: Any = jax.sharding
+    major, minor = target.capability
+    for version in triton.GpuVersion:
+        if triton.get_gpu_info_from_version(version).compute_capability == 10 * major + minor:
+            device = sharding.AbstractDevice(
+                device_kind=version.value, num_cores=target.multiprocessors, platform="gpu"
+            )
+            return sharding.use_abstract_mesh(sharding.AbstractMesh((), (), abstract_device=device))
+    return nullcontext()  # before Turing, which has no such kernels
 
 
 def arguments(trainer: Trainer, mesh: Mesh) -> tuple[State, Batch]:

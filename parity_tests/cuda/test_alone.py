@@ -6,10 +6,13 @@ from parity_tests.cuda.cells import run_alone
 ABSENT = """
 import os, re, tempfile
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 folder = tempfile.mkdtemp(prefix="lockstep-xla-")
 os.environ["XLA_FLAGS"] = "--xla_gpu_enable_triton_gemm=false --xla_dump_to=" + folder
+if not version("jax").startswith("0.10."):  # which writes PTX without being told to
+    os.environ["XLA_FLAGS"] += " --xla_dump_emitter_re=ptx --xla_gpu_dump_llvmir=true"
 
 from lockstep_compiler import side_jax
 import jax
@@ -76,7 +79,9 @@ found, seen = [], set()
 for precision in ("TF32_TF32_F32", "highest"):
     jax.config.update("jax_default_matmul_precision", precision)
     step = jax.grad(lambda q, k, v: flash_attention(q, k, v).sum(), (0, 1, 2))
-    jax.jit(lambda *qkv: step(*qkv)).lower(x, x, x).compile()
+    with side_jax.absent_device(targets.find("h200")):
+        lowered = jax.jit(lambda *qkv: step(*qkv)).lower(x, x, x)
+    lowered.compile()
     files = set(Path(folder).glob("*.ptx")) - seen
     seen |= files
     spills = find_spills("".join(file.read_text() for file in sorted(files)))

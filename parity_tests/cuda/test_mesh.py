@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import pytest
 
 from benchmarks.cells import PLAIN
@@ -67,7 +68,8 @@ def test_a_block_is_gathered_twice_and_reduced_once(compilers: dict[str, Compile
 
 # What `lockstep plan` says of a compiled or traced peak, at least and at most; the rows of many
 # programs are held to tighter bounds (`parity_tests/plan/test_programs.py`).
-PLANNED = {"jax": (0.98, 1.08), "torch": (0.98, 1.05)}
+# From jax 0.12 on XLA needs less on a mesh, by up to a sixth.
+PLANNED = {"jax": (0.98, 1.08 if jax.__version_info__ < (0, 12) else 1.25), "torch": (0.98, 1.05)}
 
 
 def plan_share(framework: str, cell: Config, peak: int) -> float:
