@@ -138,6 +138,7 @@ def is_of_program(value: Any) -> bool:
     return is_users(getattr(module, "__file__", None) or "")
 
 
+@functools.cache
 def library_names(kind: type) -> frozenset[str]:
     """Returns the names that the library's classes among a class's bases mention: their own
     attributes, such as `_parameters` and `_flat_weights` of torch's modules."""

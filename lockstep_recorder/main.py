@@ -25,6 +25,7 @@ SERIES = ("losses", "envelope", "accumulated")  # null in JSON where a number is
 # The questions by which it is settled in which precision a program runs.
 SETTLING = ("facts", "batches", "widen", "write", "record")
 WATCHED = ("accumulate", "alone", "update", "train")  # while these run, conditions are noted
+RUNNING = ("run", "evaluate", "noise", "tape", "tape of a batch")  # with the variables as built
 FORMATS = dict.fromkeys(("float32", "float16", "bfloat16"), "float32")
 
 # Of a kind that its framework has not, a program runs on the CPU, beside another's that has it.
@@ -198,7 +199,7 @@ def answer(side: Any, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
                  "differentiates", "weights_format", "written", "constants", "refused",
                  "unseen")  # fmt: skip
         return {name: side.facts()[name] for name in facts}, side.exact_constants
-    if ask in ("run", "evaluate", "noise") or ask.startswith("tape"):
+    if ask in RUNNING:
         side.restore()
     if ask == "run":
         return side.run(weights, spec, batch, wire.group(arrays, "forced"))
