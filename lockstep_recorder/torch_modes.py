@@ -123,6 +123,7 @@ CLAMPS = {"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_", "clamp_
 COMPARES = {"lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "__lt__",
             "__le__", "__gt__", "__ge__", "isfinite", "isnan", "isinf"}  # fmt: skip
 MASKS = {"where": 0, "masked_fill": 1, "masked_fill_": 1}  # at which place they have their mask
+WATCHED = CLAMPS | COMPARES | MASKS.keys()
 # Of torch, between a program's line and a function that is watched.
 PASSING = tuple(os.path.join("torch", *name) for name in (
     ("overrides.py",), ("_tensor.py",), ("nn", "functional.py"), ("nn", "modules", "module.py"),
@@ -142,8 +143,9 @@ class Watched(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = getattr(func, "__name__", ""), kwargs or {}
-        known = name in CLAMPS or name in COMPARES or name in MASKS
-        place, limits = watched_place() if known else ("", [])
+        if name not in WATCHED:  # nearly all
+            return func(*args, **options)
+        place, limits = watched_place()
         if place and name in CLAMPS:
             self._note_clamp(place, limits, name, args, options)
         y = func(*args, **options)

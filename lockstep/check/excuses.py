@@ -156,7 +156,8 @@ def clip(
     again: Callable[[], Asked] | None,
 ) -> tuple[Excused | None, Trace]:  # fmt: skip
     """Mends torch's clip, which adds 1e-6 to the norm, beside optax's, which adds nothing: torch's
-    function runs without it, and rungs 4, 4i and 8 again.
+    function runs without it, and rungs 4, 4i and 8 again. Where the large gradients of 4 and 4i
+    show no difference, it makes none in a curve.
 
     Returns:
         Also the reference's trace that the rungs were measured with.
@@ -164,7 +165,7 @@ def clip(
     frameworks = reference.about["framework"], port.facts["framework"]
     numbers = ("4i", "4", "8")
     plain = [stages[number] for number in numbers]
-    if sorted(frameworks) != ["jax", "torch"] or not any(rung.spots for rung in plain):
+    if sorted(frameworks) != ["jax", "torch"] or not any(rung.spots for rung in plain[:2]):
         return None, reference
     mended = _mended_reference(reference, again) if frameworks[0] == "torch" else reference
     if mended is None:

@@ -98,7 +98,7 @@ def follow(
         walk = _Walk(reference, port, weights, buffers or {}, tolerance)
         walk.go()
         found.append(walk.result())
-        if found[-1].equal or not (found[-1].open or walk.is_near(ROUNDED)):
+        if found[-1].equal or not walk.is_near(ROUNDED):
             break
     best = min(found, key=lambda each: len(each.open))
     parts, coarse = found[0].parts, found[-1].parts

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,13 @@ FIELDS: dict[str, type] = {
 class Trace:
     about: dict[str, Any]
     arrays: Arrays
+    _groups: dict[str, Arrays] = field(default_factory=dict, init=False, repr=False)
 
     def group(self, prefix: str) -> Arrays:
-        return group(self.arrays, prefix)
+        """Returns the arrays named PREFIX/NAME, by NAME: a dict of the caller's own."""
+        if prefix not in self._groups:
+            self._groups[prefix] = group(self.arrays, prefix)
+        return {**self._groups[prefix]}
 
     def with_steps(self, told: dict[str, Any], found: Arrays) -> "Trace":
         """Returns the trace with another recording of its optimizer and its loss curve.
