@@ -204,7 +204,7 @@ def _of_rung(rung: Stage) -> str:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """Returns the report in the schema that docs/check.md describes."""
+    """Returns the report in the schema that docs/check-reference.md describes."""
     return {
         "schema": SCHEMA,
         "verdict": result.verdict,

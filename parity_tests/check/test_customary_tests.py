@@ -1,4 +1,4 @@
-"""The table in docs/check.md: who notices the twenty mistakes that ports make.
+"""The table in docs/check-reference.md: who notices the twenty mistakes that ports make.
 
 `python -m pytest -s parity_tests/check/test_customary_tests.py` prints it.
 """
@@ -111,7 +111,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
 
 def row_of(mistake: str) -> list[str]:
     """The cells of a mistake's row in the document."""
-    text = (ROOT / "docs" / "check.md").read_text()
+    text = (ROOT / "docs" / "check-reference.md").read_text()
     line = next(line for line in text.splitlines() if line.startswith(f"| {mistake} | "))
     return line.strip("| ").split(" | ")
 
@@ -135,7 +135,7 @@ def test_who_notices_a_mistake_is_as_the_document_says(
 
 
 def test_the_document_has_all_mistakes_and_no_other() -> None:
-    text = (ROOT / "docs" / "check.md").read_text()
+    text = (ROOT / "docs" / "check-reference.md").read_text()
     head = f"| mistake | {' | '.join(CUSTOMARY)} | `lockstep check` |\n"
     rows = text.partition(head)[2].partition("\n\n")[0].splitlines()[1:]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(MISTAKES)

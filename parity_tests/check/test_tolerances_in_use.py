@@ -1,4 +1,4 @@
-"""The table in docs/check.md: how many mutants the tolerances in use see."""
+"""The table in docs/check-reference.md: how many mutants the tolerances in use see."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,7 +23,7 @@ def rows(folder: Path) -> list[str]:
 
 def test_the_table_is_that_of_the_document(tmp_path: Path) -> None:
     """`test_mutants.py` holds the row of `lockstep check` itself. -s prints the table."""
-    document = (ROOT / "docs" / "check.md").read_text()
+    document = (ROOT / "docs" / "check-reference.md").read_text()
     found = rows(tmp_path)
     print(*found, sep="\n")
     assert [row for row in found if row not in document] == []

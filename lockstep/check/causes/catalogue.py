@@ -1,4 +1,4 @@
-"""Causes that can be computed, by stable names; docs/check.md prints the table."""
+"""Causes that can be computed, by stable names; docs/check-reference.md prints the table."""
 
 import tomllib
 from pathlib import Path
