@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.graph import Graph
-from lockstep_recorder.user import is_users
+from lockstep_recorder.user import is_users, path_in_library
 
 HERE = os.path.dirname(__file__)
 # From these the user's functions are called.
@@ -34,8 +34,7 @@ class Step:
     outputs: list[int]
     apply: Callable[[list[Any], bool], list[Any]]  # (values, alone: change none of them)
     attributes: dict[str, str]
-    # FILE:LINE and the text there, in the user's files, and the lines that call it from there on.
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # see `lines_through`
 
 
 @dataclass
@@ -130,8 +129,12 @@ class Operations(Graph):
                     about["attributes"] = {"value": f"{single.item():.12g}"}
             else:
                 step = self.steps[value.step]
-                callers = [caller for at, caller in enumerate(step.lines)
-                           if at and len(called_at[step.lines[:at]]) > 1]  # fmt: skip
+                callers = [
+                    caller
+                    for at, caller in enumerate(step.lines)
+                    if at
+                    and (len(called_at[step.lines[:at]]) > 1 or is_library_line(step.lines[at - 1]))
+                ]
                 about |= {"op": step.name, "inputs": step.inputs, "attributes": step.attributes,
                           "line": step.lines[0] if step.lines else ""}  # fmt: skip
                 about |= {"callers": callers[:CALLERS]} if callers else {}
@@ -414,6 +417,24 @@ def lines_of(frames: Iterable[tuple[str, int]]) -> Iterator[str]:
             former = file, line
             text = linecache.getline(file, line).strip()
             yield f"{os.path.basename(file)}:{line}  {text}".rstrip()
+
+
+def lines_through(frames: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """Yields what `lines_of` does, and before it the innermost line of a library that is no
+    framework, such as one that has the user's model."""
+    frames = [*frames]
+    for file, line in frames:
+        if file in OUTSIDE or is_users(file):
+            break
+        if path := path_in_library(file):
+            yield f"{path}:{line}  {linecache.getline(file, line).strip()}".rstrip()
+            break
+    yield from lines_of(frames)
+
+
+def is_library_line(line: str) -> bool:
+    """Says if a line of `lines_through` is a library's: it has the path in its package."""
+    return "/" in line.partition(":")[0]
 
 
 def line_of(frames: Iterable[tuple[str, int]]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.jax_numpy import function_of
-from lockstep_recorder.operations import Operations, Player, TapeValue, lines_of
+from lockstep_recorder.operations import Operations, Player, TapeValue, lines_of, lines_through
 from lockstep_recorder.tape import Tape, is_float
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")  # where a primitive keeps its program
@@ -98,7 +98,7 @@ class Flat:
         own = [*frames(eqn)]
         if eqn.primitive.name == "stop_gradient" and not any(lines_of(own)):
             return []
-        return [*lines_of([*own, *self.around])]
+        return [*lines_through([*own, *self.around])]
 
     def copied(self, number: int) -> int:
         """Adds a value of its own for what a custom derivative passes on unchanged."""

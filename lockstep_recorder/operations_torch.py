@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lockstep_recorder import tree
 from lockstep_recorder.calls import CallLog
-from lockstep_recorder.operations import Operations, TapeValue, lines_of
+from lockstep_recorder.operations import Operations, TapeValue, lines_through
 from lockstep_recorder.torch_modes import frames, without_recomputation
 
 aten = torch.ops.aten
@@ -102,7 +102,7 @@ class Recording(TorchDispatchMode):
             return [x for x in tree_flatten(y)[0] if isinstance(x, torch.Tensor)]
 
         attributes = {key: repr(x)[:80] for key, x in _named(func, args, kwargs) if _is_told(x)}
-        lines = tuple(lines_of(frames()))
+        lines = tuple(lines_through(frames()))
         added = self.tape.add(_name(func), inputs, outputs, apply, attributes, lines)
         for x, number in zip(outputs, added):
             self.know(x, number)

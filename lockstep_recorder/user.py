@@ -26,6 +26,7 @@ REMEDY = 'put what runs under if __name__ == "__main__"'
 LIBRARIES = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
 INSTALLED = ("site-packages", "dist-packages")  # folders of libraries, wherever they are
 FRAMEWORKS = ("numpy", "torch", "jax", "jaxlib", "flax", "optax", "equinox", "haiku")
+WRAPPERS = ("functorch", "jaxtyping", "beartype", "typeguard", "wrapt")  # around others' functions
 
 
 class Mistake(Exception):
@@ -211,3 +212,15 @@ def is_users(file: str) -> bool:
     folders = _libraries(*(name for name in FRAMEWORKS if name in sys.modules))
     inside = any(file.startswith(each + os.sep) and len(each) > len(home) for each in folders)
     return not inside and not {*INSTALLED} & {*file[len(home) :].split(os.sep)}
+
+
+@functools.cache
+def path_in_library(file: str) -> str:
+    """Returns the path of a library's file, from its package on; "" of a framework's, of what wraps
+    others' functions, and of a file that is no installed library's."""
+    parts = file.split(os.sep)
+    installed = [at for at, part in enumerate(parts) if part in INSTALLED]
+    path = parts[installed[-1] + 1 :] if installed else []
+    name = path[0].removesuffix(".py") if path else ""
+    of_others = name in (*FRAMEWORKS, *WRAPPERS, os.path.basename(os.path.dirname(__file__)))
+    return "" if of_others or len(path) < 2 else "/".join(path)

@@ -280,3 +280,52 @@ def test_one_line_of_the_port_is_one_root() -> None:
     assert len(causes.merge_lines([first, second])) == 2
     told = [replace(first, entry=entry, cause=entry) for entry in ("sign", "gate")]
     assert len(causes.merge_lines(told)) == 2
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.head(x)
+"""
+USER = """
+import numpy as np
+import torch
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(3, 4))}
+"""
+
+
+def test_a_library_that_has_the_model_has_its_line_told_and_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "zoo_of_models"
+    package.mkdir(parents=True)
+    (package / "net.py").write_text(NET)
+    monkeypatch.syspath_prepend(str(package.parent))
+    reference = "from zoo_of_models.net import Model\n" + USER
+    port = (NET + USER).replace("LayerNorm(4)", "LayerNorm(4, eps=1e-4)")
+    (root,) = check_pair(reference, port).roots
+    assert root.lines[0] == "zoo_of_models/net.py:12  x = self.norm(x)"
+    assert "x = self.norm(x)" in root.lines[1] and "/" not in root.lines[1].partition(" ")[0]
+    assert ["return model(batch" in line for line in root.callers[0]] == [True]
+    assert root.entry == "epsilon of a norm"
