@@ -121,7 +121,8 @@ class Held:
         if isinstance(owner, ModuleType):
             of_library = name.startswith("__")
         else:
-            of_library = name in LIBRARY or (name[0] == "_" and name in library_names(type(owner)))
+            private = name[0] == "_" and name in library_names(owner.__class__)
+            of_library = name in LIBRARY or private
         holds_none = callable(value) and not hasattr(value, "state_dict")
         own = hasattr(value, "state_dict") and value in self.model.modules()
         return not (of_library or own or holds_none)
