@@ -11,6 +11,7 @@ from lockstep.check.accept import is_accepted, parse, say_unused
 from lockstep.check.check import Result
 from lockstep.check.roots.locate import Root
 from lockstep.check.sides.trace import Trace
+from lockstep_recorder.operations import is_library_line
 from parity_tests.check.inside import check_inside
 from parity_tests.check.mutants import (
     BUGS,
@@ -74,7 +75,8 @@ def names_its_line(mutant: Mutant, file: Path, root: Root) -> bool:
     matcher = SequenceMatcher(None, former, text.splitlines(), autojunk=False)
     changed_lines = {line for kind, *_, start, stop in matcher.get_opcodes() if kind != "equal"
                      for line in range(start + 1, max(stop, start + 1) + 1)}  # fmt: skip
-    place, _, named = root.lines[1].partition("  ")
+    line = root.callers[1][0] if is_library_line(root.lines[1]) else root.lines[1]
+    place, _, named = line.partition("  ")
     number = int(place.rpartition(":")[2])
     if (mutant.example == "resnet" and "model(" in named) or USED.get(mutant.name, "\n") in named:
         return True

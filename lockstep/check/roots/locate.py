@@ -63,7 +63,8 @@ class Root:
             everywhere=self.everywhere * (self.everywhere == other.everywhere),
             largest=max(self.largest, other.largest, key=lambda spot: spot.share),
             entry=told.entry, cause="; ".join(causes), remedy="; ".join(remedies),
-            callers=self.callers if self.callers == other.callers else [],
+            callers=[[line for line in mine if line in theirs]
+                     for mine, theirs in zip(self.callers, other.callers)],
         )  # fmt: skip
 
 
