@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep_recorder import tree
 from lockstep_recorder.graph import Graph
-from lockstep_recorder.user import is_users, path_in_library
+from lockstep_recorder.user import FRAMEWORKS, is_users, path_in_library
 
 HERE = os.path.dirname(__file__)
 # From these the user's functions are called.
@@ -420,15 +420,20 @@ def lines_of(frames: Iterable[tuple[str, int]]) -> Iterator[str]:
 
 
 def lines_through(frames: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Yields what `lines_of` does, and before it the innermost line of a library that is no
-    framework, such as one that has the user's model."""
+    """Yields what `lines_of` does, and before it the innermost line of a library that has the
+    user's model: a framework calls it, and the user calls that; einops is called by the user."""
     frames = [*frames]
+    of_library, called = "", False
     for file, line in frames:
         if file in OUTSIDE or is_users(file):
             break
-        if path := path_in_library(file):
-            yield f"{path}:{line}  {linecache.getline(file, line).strip()}".rstrip()
-            break
+        path = path_in_library(file)
+        if path.partition("/")[0] in FRAMEWORKS:
+            called = bool(of_library)
+        elif path and not of_library:
+            of_library = f"{path}:{line}  {linecache.getline(file, line).strip()}".rstrip()
+    if called:
+        yield of_library
     yield from lines_of(frames)
 
 

@@ -26,7 +26,6 @@ REMEDY = 'put what runs under if __name__ == "__main__"'
 LIBRARIES = [sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")]
 INSTALLED = ("site-packages", "dist-packages")  # folders of libraries, wherever they are
 FRAMEWORKS = ("numpy", "torch", "jax", "jaxlib", "flax", "optax", "equinox", "haiku")
-WRAPPERS = ("functorch", "jaxtyping", "beartype", "typeguard", "wrapt")  # around others' functions
 
 
 class Mistake(Exception):
@@ -216,11 +215,7 @@ def is_users(file: str) -> bool:
 
 @functools.cache
 def path_in_library(file: str) -> str:
-    """Returns the path of a library's file, from its package on; "" of a framework's, of what wraps
-    others' functions, and of a file that is no installed library's."""
-    parts = file.split(os.sep)
+    """Returns the path of an installed library's file, from its package on; "" of another file."""
+    parts = [] if file.startswith(os.path.dirname(__file__)) else file.split(os.sep)
     installed = [at for at, part in enumerate(parts) if part in INSTALLED]
-    path = parts[installed[-1] + 1 :] if installed else []
-    name = path[0].removesuffix(".py") if path else ""
-    of_others = name in (*FRAMEWORKS, *WRAPPERS, os.path.basename(os.path.dirname(__file__)))
-    return "" if of_others or len(path) < 2 else "/".join(path)
+    return "/".join(parts[installed[-1] + 1 :]) if installed else ""

@@ -295,6 +295,10 @@ class Model(nn.Module):
     def forward(self, x):
         x = self.norm(x)
         return self.head(x)
+
+
+def squares(x):
+    return x.square().mean()
 """
 USER = """
 import numpy as np
@@ -307,7 +311,7 @@ def build(seed):
 
 
 def loss(model, batch):
-    return model(batch["x"]).square().mean()
+    return squares(model(batch["x"]))
 
 
 def batch(step):
@@ -322,10 +326,12 @@ def test_a_library_that_has_the_model_has_its_line_told_and_the_call(
     package.mkdir(parents=True)
     (package / "net.py").write_text(NET)
     monkeypatch.syspath_prepend(str(package.parent))
-    reference = "from zoo_of_models.net import Model\n" + USER
-    port = (NET + USER).replace("LayerNorm(4)", "LayerNorm(4, eps=1e-4)")
-    (root,) = check_pair(reference, port).roots
+    reference = "from zoo_of_models.net import Model, squares\n" + USER
+    port = NET + USER
+    (root,) = check_pair(reference, port, ("LayerNorm(4)", "LayerNorm(4, eps=1e-4)")).roots
     assert root.lines[0] == "zoo_of_models/net.py:12  x = self.norm(x)"
     assert "x = self.norm(x)" in root.lines[1] and "/" not in root.lines[1].partition(" ")[0]
-    assert ["return model(batch" in line for line in root.callers[0]] == [True]
+    assert ["squares(model(batch" in line for line in root.callers[0]] == [True]
     assert root.entry == "epsilon of a norm"
+    (root,) = check_pair(reference, port, ("x.square()", "x.abs()")).roots
+    assert root.lines[0].endswith('return squares(model(batch["x"]))')  # a function that is called
