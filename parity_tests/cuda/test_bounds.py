@@ -47,7 +47,7 @@ def test_a_step_moves_no_more_bytes_than_decided(cell: str, compilers: dict[str,
 
 @tier("rest", guard="the bytes of unrolled layers")
 def test_unrolled_layers_have_no_higher_peak(compilers: dict[str, Compiler]) -> None:
-    """Of GPT-2's 12 layers; with more layers unrolled ones keep more than a loop."""
+    """GPT-2 has 12 layers; a deeper model keeps more unrolled than in a loop."""
     peaks = {}
     for layers in ("auto", "scan"):
         flags = GPT2 | {"remat": "block", "layers": layers}

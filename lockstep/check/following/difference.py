@@ -26,7 +26,7 @@ Options = dict[str | int, str]  # by name; of a number, by its place among the o
 
 @dataclass(frozen=True)
 class Cause:
-    """What the port does otherwise, and what mends it."""
+    """Says what the port does otherwise, and what mends it."""
 
     entry: str  # of the catalogue
     text: str
