@@ -23,13 +23,14 @@ def linear(x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def affine_by(
-    multiply: Callable[..., Array], of_rows: Callable[..., Array] | None = None
+    multiply: Callable[..., Array], of_rows: Callable[..., Array] | None = None, least: str = "f4"
 ) -> Product:
     """Returns a function for rows @ weight + bias, which rounds once, as a GEMM's epilogue does.
 
     Args:
         multiply: `jnp.matmul` or a replacement.
         of_rows: multiplies for the weight's gradient, a sum over the rows; None: `multiply`.
+        least: the bias is added in this dtype, or in the rows' if that is wider.
     """
     of_rows = of_rows or multiply
 
@@ -37,7 +38,7 @@ def affine_by(
     def affine(x: Array, weight: Array, bias: Array | None) -> Array:
         if bias is None:
             return multiply(x, weight)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = jnp.promote_types(x.dtype, least)
         y = multiply(x, weight, preferred_element_type=wide)
         return (y + bias.astype(wide)).astype(x.dtype)
 

@@ -206,8 +206,8 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, layers: Layers, path: str) -> None:
         self.config, self.output_dtype = config, layers.policy.output_dtype
-        d, biased = config.d_model, config.bias or config.qkv_bias
-        self.qkv = layers.linear(f"{path}.qkv", d, config.d_qkv, bias=biased)
+        d = config.d_model
+        self.qkv = layers.linear(f"{path}.qkv", d, config.d_qkv, bias=config.biased)
         self.split_heads, self.attend = layers.split_heads, layers.attend(f"{path}.attend")
         self.proj = layers.linear(f"{path}.proj", config.d_queries, d, bias=config.bias)
         if config.qk_norm:

@@ -336,7 +336,7 @@ def loss_in_compute(logits: Array, batch: Batch, dtype: Any, *_: None) -> Array:
 def excess_precision() -> Plant:
     """XLA skips roundings in strict numerics, as by default."""
     return both(
-        assign(step, "compiler_options", lambda config, platform: {}),
+        assign(step, "compiler_options", lambda *args, **how: {}),
         # Of what is asked for in float32 and rounded by us, XLA on a CPU skips no rounding.
         assign(rules.FeatureLayers, "uses_library", lambda self: False),
     )

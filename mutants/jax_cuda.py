@@ -25,6 +25,10 @@ def multiply_widely(right: Callable, grads: str, recipe: Any, **how: Any) -> Any
     return right(grads, recipe and replace(recipe, native=False), **how)
 
 
+def widen_biases(right: Callable, *args: Any, bias: str, **how: Any) -> Any:
+    return right(*args, **how)
+
+
 def widen_head(right: Callable, self: rules.FeatureLayers) -> Any:
     head = right(self)
     head.policy = make_policy(POLICIES["fp32"])
@@ -65,6 +69,7 @@ BUGS: dict[str, Plant] = {
     "units-forgotten": wrap(rules, "make_product", multiply_widely),
     # XLA's Triton kernels take float32 for it
     "tf32-not-on": assign(precision, "float32_matmul", lambda config, device: "tensorfloat32"),
+    "bias-in-float32": wrap(rules, "make_product", widen_biases),
     "head-in-float32": wrap(rules.FeatureLayers, "head", widen_head),
     "norms-in-half": both(
         wrap(functional, "layer_norm", normalize_in_half),
@@ -93,8 +98,8 @@ BUGS: dict[str, Plant] = {
     "nondeterministic-strict": wrap(
         step,
         "compiler_options",
-        lambda right, config, platform: {
-            k: v for k, v in right(config, platform).items() if "deterministic" not in k
+        lambda right, *args, **how: {
+            k: v for k, v in right(*args, **how).items() if "deterministic" not in k
         },
     ),
 }

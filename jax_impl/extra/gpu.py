@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .. import model
-from ..functional import Product, layer_norm_backward, moments, widen
+from ..functional import Product, affine_by, layer_norm_backward, moments, widen
 
 
 class FusedLayerNorm(model.LayerNorm):
@@ -77,6 +77,20 @@ def moments_in_one_pass(x: Array) -> tuple[Array, Array]:
 def cut_heads(x_BTHK: Array, ends: tuple[int, ...]) -> list[Array]:
     """Slices: their gradient is a sum, which XLA fuses with the bias's."""
     return [x_BTHK[:, :, start:end] for start, end in pairwise((0, *ends, None))]
+
+
+def linear_in(dtype: str) -> Product:
+    """`functional.linear`, whose bias is added in this dtype, that of the operands.
+
+    cuBLAS adds such a bias to its sums, before they are rounded, as it does for torch. One in
+    float32 it takes only if the result is in float32, too.
+    """
+    affine = affine_by(jnp.matmul, least=dtype)
+
+    def run(x: Array, weight: Array, bias: Array | None) -> Array:
+        return jnp.matmul(x, weight) if bias is None else affine(x, weight, bias)
+
+    return run
 
 
 def round_apart(product: Product) -> Product:

@@ -117,7 +117,9 @@ class FeatureLayers(Layers):
             usual = roles == self.dtypes.policy  # a CPU's library is for what most modules have
             library = usual and roles.compute == "bfloat16" and self.uses_library()
             on_mesh = self.whole.mesh.size > 1
-            product = make_product(roles.grads, recipe, library=library, on_mesh=on_mesh)
+            bias = roles.compute if self.has_cublas_alone() else "float32"
+            how: dict[str, Any] = {"library": library, "on_mesh": on_mesh, "bias": bias}
+            product = make_product(roles.grads, recipe, **how)
             if shared:
                 product = gathered(product)
             if self.strict:
@@ -128,6 +130,11 @@ class FeatureLayers(Layers):
                 product = product if on_cpu else gpu.round_apart(product)
         return product
 
+    def has_cublas_alone(self) -> bool:
+        biased = self.config.biased
+        on_cuda = self.device.platform == "cuda"
+        return on_cuda and self.whole.precision.leaves_triton(biased)
+
     def uses_library(self) -> bool:
         """Says if products in bfloat16 have the form that a CPU's library takes: in strict numerics
         always, so that they are the same bits wherever it is fast."""
@@ -136,7 +143,9 @@ class FeatureLayers(Layers):
 
 
 @cache
-def make_product(grads: str, recipe: Recipe | None, *, library: bool, on_mesh: bool) -> F.Product:
+def make_product(
+    grads: str, recipe: Recipe | None, *, library: bool, on_mesh: bool, bias: str = "float32"
+) -> F.Product:
     """Makes a product of rows and weights that has no state.
 
     Args:
@@ -144,6 +153,7 @@ def make_product(grads: str, recipe: Recipe | None, *, library: bool, on_mesh: b
         recipe: how operands are rounded; None: not at all.
         library: by the form that is fast on this CPU.
         on_mesh: rows are divided over devices.
+        bias: the dtype in which a bias is added, or the operands' if that is wider.
     """
     if grads:
         return linear_backward_in(grads)
@@ -151,7 +161,9 @@ def make_product(grads: str, recipe: Recipe | None, *, library: bool, on_mesh: b
         return rounded_product(recipe)
     multiply = cpu.multiply if library else jnp.matmul
     if on_mesh:
-        return F.affine_by(multiply, sum_widely(multiply))
+        return F.affine_by(multiply, sum_widely(multiply), bias)
+    if bias != "float32":
+        return gpu.linear_in(bias)
     return cpu.linear if library else F.linear
 
 

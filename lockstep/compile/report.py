@@ -65,11 +65,12 @@ def kept_by_cublas(program: Program, config: Config, target: Target) -> int:
 
     In this program the loss's gradient overwrites them
     (docs/decisions/speed-and-compilers.md). Here XLA takes cuBLAS for the head only
-    before Ampere, in float32, and under strict numerics.
+    before Ampere, under strict numerics, and where it may take nothing else.
     """
     precision = config.precision
+    alone = precision.leaves_triton(config.model.biased)
     gpu = program.framework == "jax" and isinstance(target, Gpu)
-    chooses = gpu and target.ampere and not (precision.strict or precision.all_float32)
+    chooses = gpu and target.ampere and not (precision.strict or alone)
     logits = program.parts.get("logits", 0) if chooses else 0
     return logits if logits > WORTH * program.peak else 0
 

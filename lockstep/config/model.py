@@ -86,6 +86,11 @@ class ModelConfig:
         return self.padded_vocab or self.vocab
 
     @property
+    def biased(self) -> bool:
+        """Says if some linear layer has a bias."""
+        return self.bias or self.qkv_bias
+
+    @property
     def matmuls(self) -> list[str]:
         """Lists the modules that multiply matrices, in the order of the forward pass."""
         mlp = ["mlp.gate"] * (self.mlp == "swiglu") + ["mlp.up", "mlp.down"]

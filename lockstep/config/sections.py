@@ -85,6 +85,17 @@ class PrecisionConfig:
         """Says if all matrix products are of float32 operands, none in TF32."""
         return self.computes == {"float32"} and not self.roles.tf32
 
+    def leaves_triton(self, biased: bool) -> bool:
+        """Says if XLA multiplies by cuBLAS alone on a GPU, and not by Triton's kernels.
+
+        The reasons: docs/decisions/speed-and-compilers.md.
+
+        Args:
+            biased: linear layers have biases.
+        """
+        half = bool(self.computes & {"float16", "bfloat16"})
+        return self.all_float32 or (half and biased and not self.strict)
+
     def require_one_float32(self) -> None:
         """Raise UserError if only some of a run's float32 matmuls use TF32: CUDA has one switch."""
         tf32, evaluation = self.roles.tf32, self.eval_roles

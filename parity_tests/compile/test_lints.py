@@ -97,6 +97,7 @@ def test_registers_that_spill(count: int, *, said: bool) -> None:
     [
         ({"policy": "bf16"}, "h200", {}, True),
         ({"policy": "tf32"}, "h200", {}, True),
+        ({"model": "gpt2", "policy": "bf16"}, "h200", {}, False),  # it takes nothing else, here too
         ({"policy": "bf16"}, "t4", {}, False),  # cuBLAS's here too: they are counted twice
         ({"policy": "fp32"}, "h200", {}, False),
         ({"policy": "bf16", "numerics": "strict"}, "h200", {}, False),

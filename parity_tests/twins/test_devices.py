@@ -108,12 +108,20 @@ def test_no_vendor_s_module_is_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "platform", "off"),
-    [("fp32", "cuda", True), ("fp32", "cpu", False), ("tf32", "cuda", False),
-     ("bf16", "cuda", False), ("fp64", "cuda", False)],
+    ("model", "flags", "platform", "off"),
+    [("tiny", {"policy": "fp32"}, "cuda", True), ("tiny", {"policy": "fp32"}, "cpu", False),
+     ("gpt2", {"policy": "tf32"}, "cuda", False), ("gpt2", {"policy": "fp64"}, "cuda", False),
+     ("tiny", {"policy": "bf16"}, "cuda", False), ("gpt2", {"policy": "bf16"}, "cuda", True),
+     ("tiny", {"policy": "bf16", "qkv_bias": True}, "cuda", True),
+     ("gpt2", {"policy": "bf16", "numerics": "strict"}, "cuda", False)],
 )  # fmt: skip
-def test_triton_s_matmuls_are_off_in_float32_on_cuda(policy: str, platform: str, off: bool) -> None:
-    options = jax_impl.precision.compiler_options(toy(policy=policy).precision, platform)
+def test_triton_s_matmuls_are_off_on_cuda_in_float32_and_where_biases_are_in_half_precision(
+    model: str, flags: dict[str, Any], platform: str, off: bool
+) -> None:
+    config = toy(model, **{"numerics": "fast", **flags})
+    options = jax_impl.precision.compiler_options(
+        config.precision, platform, biased=config.model.biased
+    )
     assert (options.get("xla_gpu_enable_triton_gemm") is False) is off
 
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from flax import nnx
 
+import jax_impl.extra.gpu
 import jax_impl.extra.packed
 import jax_impl.extra.rules
+import jax_impl.functional
 import jax_impl.model
 import jax_impl.step
 import torch_ref.extra.packed
@@ -113,3 +115,33 @@ def test_a_plain_configuration_is_the_core(framework: str, family: str) -> None:
         extra = {path: name for path, name in found.items() if name.startswith("extra.")}
         joined = {"head.product": "extra.head.join_gradients"}
         assert extra == (joined if framework == "jax" else {})
+
+
+@pytest.mark.parametrize(
+    ("numerics", "platform", "dtype"),
+    [("fast", "cuda", "bf16"), ("fast", "cpu", "f32"), ("fast", "tpu", "f32"),
+     ("strict", "cuda", "f32")],
+)  # fmt: skip
+def test_fast_numerics_on_cuda_add_a_bias_in_the_compute_dtype(
+    numerics: str, platform: str, dtype: str
+) -> None:
+    """cuBLAS takes no other into a product in half precision."""
+    config = toy("gpt2", policy="bf16", numerics=numerics)
+    device = Capabilities.of_cuda((9, 0)) if platform == "cuda" else Capabilities(platform=platform)
+    layers: Any = jax_impl.extra.rules.FeatureLayers(config, config.dtypes, device)
+    product = layers.product(config.dtypes.policy)
+    x, bias = jnp.ones((8, 8), jnp.bfloat16), jnp.ones(8)
+    program = str(jax.make_jaxpr(product)(x, x, bias))
+    assert f"{dtype}[8,8] = add " in program and program.count(" = add ") == 1
+
+
+def test_a_bias_added_in_bfloat16_has_the_gradients_of_one_added_in_float32() -> None:
+    """The sum over the rows stays in float32."""
+    draw = np.random.default_rng(0).normal
+    x, dy = (jnp.asarray(draw(size=(512, 8)), jnp.bfloat16) for _ in range(2))
+    weight, bias = jnp.asarray(draw(size=(8, 8)), jnp.bfloat16), jnp.asarray(draw(size=8))
+    found = [
+        jax.vjp(product, x, weight, bias)[1](dy)
+        for product in (jax_impl.extra.gpu.linear_in("bfloat16"), jax_impl.functional.linear)
+    ]
+    assert all(map(jnp.array_equal, *found))
