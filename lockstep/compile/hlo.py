@@ -132,6 +132,18 @@ class Module:
         held = self.computations[instruction.called].values()
         return {name: found for each in held for name, found in self.inner(each).items()}
 
+    def root_of(self, instruction: Instruction) -> Instruction:
+        """Returns what makes a value: for a fusion's result the instruction inside of it."""
+        scope, index = self.computations[instruction.computation], 0
+        if instruction.opcode == "get-tuple-element":
+            index = int(instruction.attribute("index"))
+            instruction = scope[instruction.operands[0]]
+        if instruction.opcode != "fusion":
+            return instruction
+        scope = self.computations[instruction.called]
+        root = next(each for each in scope.values() if each.root)
+        return scope[root.operands[index]] if root.opcode == "tuple" else root
+
     def users(self, instruction: Instruction) -> list[Instruction]:
         inside = self.computations[instruction.computation].values()
         return [other for other in inside if instruction.name in other.operands]

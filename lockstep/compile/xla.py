@@ -30,6 +30,7 @@ PRECISE = {
 }  # fmt: skip
 TENSOR_CORE = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync)\S*?\.(tf32|bf16|f16|f64)\b")
 ATOMIC = re.compile(r"^\s*(?:@!?\S+\s+)?((?:atom|red)\.\S+)", re.M)
+PADDED = 8  # rows and columns, of which cuBLAS gets a multiple in half precision
 # By the precision that a matmul asks for; the default is one product of operands that are rounded.
 TPU_FLOAT32 = {"highest": "float32", "high": "bfloat16x3", "default": "bfloat16", "": "bfloat16"}
 STATE = (("params", "weights"), ("mu", "moments"), ("nu", "moments"), ("acc_grads", "accumulators"))
@@ -94,12 +95,26 @@ def dot_size(module: Module, dot: Instruction) -> tuple[int, int, int] | None:
     if dot.opcode != "dot" and "cublas" not in library:
         return None
     scope = module.computations[dot.computation]
-    left, right = (scope[name].shapes[0].dims for name in dot.operands[:2])
+    left, right = (unpadded(module, scope[name]) for name in dot.operands[:2])
     dims = "dims" if dot.opcode == "dot" else "dimensions"
     contracted, batched = (dot.numbers(f"lhs_{axes}_{dims}") for axes in ("contracting", "batch"))
     k, batch = (prod(left[axis] for axis in axes) for axes in (contracted, batched))
     m, n = prod(left) // (k * batch), prod(right) // (k * batch)
     return matmul_size(m, n, k, batch)
+
+
+def unpadded(module: Module, operand: Instruction) -> tuple[int, ...]:
+    """Returns an operand's dims without the zeros that XLA adds behind it for cuBLAS.
+
+    In half precision it pads each side to a multiple of 8.
+    """
+    dims, made = operand.shapes[0].dims, module.root_of(operand)
+    if made.opcode != "pad":
+        return dims
+    inner = module.computations[made.computation][made.operands[0]].shapes[0].dims
+    behind = all(each.startswith("0_") for each in made.attribute("padding").split("x"))
+    own = len(inner) == len(dims) and dims == tuple(n + -n % PADDED for n in inner)
+    return inner if behind and own else dims
 
 
 def allows_tf32(dot: Instruction) -> bool:

@@ -61,6 +61,39 @@ def test_matmuls_of_fusions_and_libraries(module: hlo.Module) -> None:
     ]
 
 
+PADDED = """
+HloModule padded
+
+%rows (p.0: bf16[22,32], p.1: bf16[]) -> bf16[24,32] {
+  %p.0 = bf16[22,32]{1,0} parameter(0)
+  %p.1 = bf16[] parameter(1)
+  ROOT %pad = bf16[24,32]{1,0} pad(%p.0, %p.1), padding=0_2x0_0
+}
+
+ENTRY %main (x: bf16[22,32], w: bf16[32,96], zero: bf16[]) -> bf16[24,96] {
+  %x = bf16[22,32]{1,0} parameter(0)
+  %w = bf16[32,96]{1,0} parameter(1)
+  %zero = bf16[] parameter(2)
+  %fusion = bf16[24,32]{1,0} fusion(%x, %zero), kind=kLoop, calls=%rows
+  ROOT %mm = bf16[24,96]{1,0} custom-call(%fusion, %w), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rows"),
+    [
+        ("", "", 22),
+        ("0_2x0_0", "2_0x0_0", 24),  # the program's own: in front of the rows
+        ("bf16[22,", "bf16[12,", 24),  # and one of more rows than a multiple of 8 needs
+    ],
+)
+def test_rows_that_xla_pads_for_cublas_are_no_work(old: str, new: str, rows: int) -> None:
+    module = hlo.read(PADDED.replace(old, new))
+    (found,) = xla.matmuls(module, H100)
+    assert found.flops == 2 * rows * 32 * 96
+
+
 @pytest.mark.parametrize(
     ("old", "new", "units"),
     [
