@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.errors import require
+from lockstep.exits import DONE, exit_status
 from lockstep.flags import Parser
 from lockstep.formats.rounding import RoundedOperand
+from lockstep.nvidia import query_gpus
 from lockstep.process import ROOT
 
 ROWS = (32, 64, 128, 256, 1024)  # K; a unit of Hopper adds 32 products at once
@@ -103,7 +106,11 @@ def measure(framework: str, rows: int, device: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
+    """
+    Raises:
+        UserError: there is no GPU.
+    """
     parser = Parser(prog="python -m parity_tests.cuda.float8")
     parser.add_argument("--framework", choices=MULTIPLY, help="this one, in this process")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -111,11 +118,15 @@ def main() -> None:
     if given.framework:
         for rows in ROWS:
             print(json.dumps(measure(given.framework, rows, given.device)), flush=True)
-        return
+        return DONE
+    found = given.device == "cpu" or query_gpus("name")[0]
+    remedy = "there is no NVIDIA GPU here; cpu tries the experiment, and a CPU keeps all bits"
+    require(bool(found), "--device", given.device, remedy)
     for framework in MULTIPLY:
         command = [sys.executable, "-m", "parity_tests.cuda.float8", "--framework", framework]
         subprocess.run([*command, "--device", given.device], cwd=ROOT, check=True)
+    return DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))
