@@ -114,7 +114,6 @@ def silu(x: Array) -> Array:
 
 def in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     """Computes a function in at least float32, rounds once, and saves only x for backward."""
-
     return jax.checkpoint(lambda x: function(widen(x)).astype(x.dtype))(x)
 
 

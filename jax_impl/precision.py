@@ -1,6 +1,7 @@
 """Precision in JAX: jmp's policy and loss scale, and the switches for float32 matmuls."""
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,21 +52,14 @@ def float32_matmul(config: Config, device: Capabilities) -> str:
     return "TF32_TF32_F32" if device.tf32 else "tensorfloat32"
 
 
-def compiler_options(
-    config: PrecisionConfig, platform: str, *, biased: bool = False
-) -> dict[str, bool | str | int]:
+def compiler_options(config: PrecisionConfig, platform: str, bias: bool = False) -> dict[str, Any]:
     """Returns XLA's options for the compiled step.
 
     By default XLA may keep float32 between bfloat16 operations. That is off under strict numerics,
     because torch rounds there, and on GPUs and TPUs, where it would write float32 to memory. On a
     GPU strict numerics do not merge two products of one operand: the merged one has another kernel.
-    On CUDA float32 does without Triton's matmuls, which XLA would time for minutes; and so does
-    half precision where linear layers have biases, which cuBLAS adds before it rounds.
-
-    Args:
-        biased: linear layers have biases.
     """
-    options: dict[str, bool | str | int] = {}
+    options: dict[str, Any] = {}
     if platform == "cpu" and "bfloat16" in config.computes and jax.__version_info__ >= (0, 11):
         # XLA leaves some products in bfloat16 for YNNPACK. If YNNPACK then does not take one, it
         # is summed in bfloat16: docs/precision.md
@@ -75,6 +69,6 @@ def compiler_options(
     if config.strict and platform in ("cuda", "rocm"):
         options["xla_gpu_deterministic_ops"] = True
         options["xla_gpu_dot_merger_threshold_mb"] = 0
-    if platform == "cuda" and config.leaves_triton(biased):
+    if platform == "cuda" and config.leaves_triton(bias):
         options["xla_gpu_enable_triton_gemm"] = False
     return options

@@ -58,7 +58,7 @@ class Trainer:
         norms = partial(self.by_tensor, optax.tree.norm)
         self.optimizer = optimizer(config.optim, mask, config.precision.roles.param, norms)
         self.rates = learning_rates(config.optim)
-        options = compiler_options(config.precision, platform, biased=config.model.biased)
+        options = compiler_options(config.precision, platform, bias=config.model.biased)
         self.jit: Callable[..., Any] = partial(jax.jit, compiler_options=options)
         self.compiled: dict[str, Any] = {}
         # Slots, which `extra/rules.py:make_trainer` fills with features.

@@ -74,7 +74,7 @@ def make_operation(
         return backward(y_RD)
 
     inputs = [jax.device_put(np.ones(shape, dtype), device) for shape, dtype in given]
-    options = compiler_options(config.precision, known.platform, biased=model.biased)
+    options = compiler_options(config.precision, known.platform, bias=model.biased)
     lowered = jax.jit(differentiate, compiler_options=options).lower(*inputs)
     compiled = COMPILER.submit(lowered.compile)
     return lambda: jax.block_until_ready(compiled.result()(*inputs))

@@ -120,7 +120,7 @@ def test_triton_s_matmuls_are_off_on_cuda_in_float32_and_where_biases_are_in_hal
 ) -> None:
     config = toy(model, **{"numerics": "fast", **flags})
     options = jax_impl.precision.compiler_options(
-        config.precision, platform, biased=config.model.biased
+        config.precision, platform, bias=config.model.biased
     )
     assert (options.get("xla_gpu_enable_triton_gemm") is False) is off
 
