@@ -20,6 +20,7 @@ from lockstep.parity.matrix import FACTORS
 
 POLICIES = {"h100": ("bf16", "fp16", "fp32", "tf32"), "t4": ("fp16", "fp32")}
 GRID = [(d, p, r) for d, found in POLICIES.items() for p in found for r in FACTORS["remat"]]
+LIBRARY = "matmuls by a library"  # so many of JAX's, if any; torch's all are
 GRID_HEAD = ["device, policy, remat", "peak in GB, JAX", "PyTorch", "JAX over PyTorch",
              "moved in GB, JAX", "PyTorch"]  # fmt: skip
 
@@ -74,7 +75,8 @@ def measure_grid(device: str, policy: str, remat: str) -> dict[str, Any]:
 def measure_known(framework: str, cell: Flags, gpu: str) -> dict[str, Any]:
     program = make(framework, from_flags({**PLAIN, **cell, "steps": 1}, accelerator=True), gpu)
     roofline = report.roofline(program, targets.find(gpu))
-    return {**figures(program), "roofline": roofline, "attention": program.attention_asked}
+    by = {"attention": program.attention_asked, "library": program.switches.get(LIBRARY, "0")}
+    return {**figures(program), "roofline": roofline, **by}
 
 
 def grid_table(stored: dict[str, results.Row]) -> str:

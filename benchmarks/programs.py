@@ -98,7 +98,9 @@ def _known(framework: str, name: str, row: Figures, flags: Figures, gpu: str) ->
     given = Setting(
         framework=framework, ampere=counts_as_ampere(device), policy=flags["policy"],
         remat=flags["remat"], rows=flags["batch_size"], accum=config.optim.accum,
-        loss_chunks=config.execution.loss_chunks, compiled=config.execution.compile, timed=False,
+        loss_chunks=config.execution.loss_chunks, compiled=config.execution.compile,
+        timed=int(row.get("library", 0)) > 0,  # cuBLAS's matmuls are then what it would choose
+        scanned=framework == "jax" and config.execution.layers == "scan",
     )  # fmt: skip
     return Known(name, shape.of_model(config.model), given, device, config.mesh, row)
 

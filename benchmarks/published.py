@@ -81,11 +81,16 @@ class Point:
             "moments: bfloat16": self.optimizer.endswith("bf16"),
             f"attention: {self.attention or 'not said'}": self.attention != "fused",
             "attention: Triton's in float32, which has no share": self.kernel == "triton",
-            "layers in a loop, or not, unlike the plan's": bool(self.facts.get("other_loop")),
+            "layers in a loop without remat": self.in_loop and self.remat == "none",
             "rows are shorter than said": "shorter" in self.remark,
             SEVERAL: int(self.devices) > MACHINE,
         }
         return "; ".join(why for why, holds in whys.items() if holds)
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether JAX ran the layers in a loop; known of our own runs."""
+        return self.facts.get("loop") == "yes"
 
     @property
     def shape(self) -> shape.Shape:
@@ -114,6 +119,7 @@ class Point:
             framework=FRAMEWORKS[self.program], ampere=counts_as_ampere(self.device),
             policy=self.precision, remat=self.remat, rows=int(self.batch),
             accum=int(self.accum or 1), compiled=self.program in ("compiled", "fused"),
+            scanned=self.in_loop,
         )  # fmt: skip
 
     @property
@@ -190,7 +196,6 @@ def _measured_here() -> Iterable[Point]:
         preset = PRESETS[model.model]["n_layer"] == model.n_layer
         remat = config["execution"]["remat"]
         looped = contender == "jax" and ran_in_a_loop(row)
-        as_planned = looped == (contender == "jax" and remat != "none")
         optim = config["optim"]
         facts: dict[str, Any] = dict.fromkeys(points_columns(), "")
         facts |= {
@@ -205,7 +210,7 @@ def _measured_here() -> Iterable[Point]:
             "precision": config["precision"]["policy"], "weights": "float32",
             "attention": "fused",
             "kernel": KERNELS.get(row["about"]["attention"], row["about"]["attention"]),
-            "remat": remat, "other_loop": "" if as_planned else "yes", "optimizer": "AdamW",
+            "remat": remat, "loop": "yes" if looped else "", "optimizer": "AdamW",
             "peak_gb": row["peak_bytes"] / 1e9, "peak_what": "allocated",
             "tokens_per_s": row["tokens_per_second"], "remark": "measured by this project",
         }  # fmt: skip

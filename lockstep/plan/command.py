@@ -26,6 +26,7 @@ from lockstep.plan import (
     world,
 )
 from lockstep.plan.recommend import Choice
+from lockstep.plan.setting import CANDIDATES, KNOWN
 from lockstep.plan.shape import Shape
 
 LARGE = 100_000_000  # parameters, from which a step has half a million tokens, as GPT-2's had
@@ -61,8 +62,8 @@ def add(commands: Any) -> None:
         int)  # fmt: skip
     add("--micro-batch", "B", "sequences in a micro-batch (default: chosen; with --measure at "
         f"most {race.MOST_ROWS}, on a CPU {race.FEW_ROWS})", int)  # fmt: skip
-    add("--policy", "NAMES", f"consider only these of {','.join(recommend.KNOWN)} "
-        f"(default: {','.join(recommend.CANDIDATES)})")  # fmt: skip
+    add("--policy", "NAMES", f"consider only these of {','.join(KNOWN)} "
+        f"(default: {','.join(CANDIDATES)})")  # fmt: skip
     add("--remat", "NAMES", f"consider only these of {','.join(recommend.REMAT)} (default: all)")
     add("--loss-chunks", "N|auto", "chunks of head and loss, as in the trainers (default: chosen)")
     add("--tokens", "X", "tokens of the whole run; prints its days (default: not asked)", float)
@@ -91,8 +92,8 @@ def _plan(given: argparse.Namespace) -> int:
     require(given.device is not None, "--device", "missing", remedy)
     require(given.device.lower() != race.CPU, "--device", given.device, ON_CPU)
     device = devices.find(given.device)
-    asked = ",".join(recommend.CANDIDATES) if given.policy is None else given.policy
-    given.policy = recommend.read_names("--policy", asked, recommend.KNOWN)
+    asked = ",".join(CANDIDATES) if given.policy is None else given.policy
+    given.policy = recommend.read_names("--policy", asked, KNOWN)
     given.remat = recommend.read_names("--remat", given.remat, recommend.REMAT)
     if given.memory is not None:
         device = replace(device, memory=given.memory * devices.GB)
@@ -190,7 +191,8 @@ def describe(model: Shape, device: Device, c: Choice) -> dict[str, Any]:
     time_error = rates.find_error(device, s.program, model.weights).relative
     return {
         "program": s.program, "policy": s.policy, "remat": s.remat, "rows": s.rows,
-        "accum": s.accum, "loss_chunks": s.loss_chunks, "fits": c.fits, "native": c.native,
+        "accum": s.accum, "loss_chunks": s.loss_chunks, "scanned": s.scanned,
+        "fits": c.fits, "native": c.native,
         "bytes": vars(parts), "total_bytes": parts.total,
         "bytes_range": rates.range_bytes(parts.total, error),
         "predicted_seconds": c.seconds, "seconds_error": time_error,

@@ -7,12 +7,10 @@ from typing import Any
 from lockstep.devices import Device
 from lockstep.errors import require
 from lockstep.plan import memory, rates, roofline
-from lockstep.plan.setting import Setting, counts_as_ampere
+from lockstep.plan.layers import fits_unrolled
+from lockstep.plan.setting import CANDIDATES, KNOWN, Setting, counts_as_ampere
 from lockstep.plan.shape import Shape
 
-# In the order of what has least to go wrong: bfloat16 needs no loss scale, and loses range nowhere.
-CANDIDATES = ("fp32", "tf32", "bf16", "fp16")
-KNOWN = (*CANDIDATES, "bf16-stream")  # planned if it is asked for: it rounds more than bf16
 REMAT = ("none", "dots", "sublayer", "block", "sqrt")
 ALL_AT_ONCE = "1"  # of --loss-chunks
 ROOM = 0.9  # of the device's memory: fragments, the context and libraries take the rest
@@ -29,7 +27,12 @@ class Choice:
 
 
 def judge_setting(shape: Shape, device: Device, s: Setting) -> Choice:
-    """Counts the bytes and seconds of a setting on a device."""
+    """Counts the bytes and seconds of a setting on a device.
+
+    JAX's recomputed layers are as `--layers auto` has them, and in a loop where it cannot predict.
+    """
+    again = s.framework == "jax" and s.remat != "none"
+    s = replace(s, scanned=again and not fits_unrolled(shape, s, device.capabilities.memory))
     needed = memory.state_bytes(shape, s.roles) + memory.step_bytes(shape, s)
     return Choice(
         setting=s, seconds=roofline.seconds(shape, s, device), bytes=needed,

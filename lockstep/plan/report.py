@@ -241,6 +241,8 @@ def _cost(plan: dict[str, Any]) -> list[str]:
 
 def _row(row: dict[str, Any], unit: int) -> str:
     remark = "" if row["native"] else "not native"
+    if row["scanned"]:
+        remark = f"--layers scan {remark}"
     if not row["fits"]:
         remark = "does not fit"
     elif row["loss_chunks"] != ALL_AT_ONCE:

@@ -27,6 +27,9 @@ NORMS = 2  # of a block
 STREAMED = 12
 
 
+UNROLLED = "moved unrolled"  # JAX's constant of recomputed layers that are in no loop
+
+
 class Times(NamedTuple):
     """The seconds of a step at the device's own rates, by part."""
 
@@ -115,10 +118,13 @@ def moved(shape: Shape, s: Setting) -> float:
     weights = s.accum * shape.weights
     scores = tokens * shape.n_layer * shape.n_head * shape.context
     numbers = {
-        "moved blocks": wide, "moved again": again * wide, "moved logits": tokens * shape.vocab,
+        "moved blocks": wide, "moved logits": tokens * shape.vocab,
+        # In a loop what is kept is stacked, and cut out again.
+        "moved again": again * wide * (s.scanned or UNROLLED not in constants),
+        UNROLLED: again * wide * (not s.scanned),
         "moved weights": weights,
         "moved sums": weights * (s.accum > 1),  # gradients, added to those before
-        "moved slices": weights * (s.remat != "none"),  # of stacked layers, which JAX loops over
+        "moved slices": weights * s.scanned,  # of stacked layers, which JAX loops over
         "moved scores": (1 + again) * scores,
     }  # fmt: skip
     spared = BYTES[s.roles.output] - BYTES[s.roles.residual] if s.program == "jax" else 0

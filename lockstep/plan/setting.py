@@ -8,6 +8,10 @@ from lockstep.devices import Device
 from lockstep.model.segments import recomputed, segments
 from lockstep.plan.shape import Shape
 
+# In the order of what has least to go wrong: bfloat16 needs no loss scale, and loses range nowhere.
+CANDIDATES = ("fp32", "tf32", "bf16", "fp16")
+KNOWN = (*CANDIDATES, "bf16-stream")  # planned if it is asked for: it rounds more than bf16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -22,6 +26,7 @@ class Setting:
     loss_chunks: str = "1"
     compiled: bool = False  # `--compile` of PyTorch
     timed: bool = True  # XLA has the device, and chooses its kernels by timing them
+    scanned: bool = False  # XLA runs the layers in a loop
 
     @property
     def program(self) -> str:
@@ -31,11 +36,6 @@ class Setting:
     @property
     def roles(self) -> Roles:
         return POLICIES[self.policy]
-
-    @property
-    def scanned(self) -> bool:
-        """Says if XLA runs the layers as a loop; the recommended command does so with remat."""
-        return self.framework == "jax" and self.remat != "none"
 
     @property
     def recomputed(self) -> str:

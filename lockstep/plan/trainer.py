@@ -38,7 +38,7 @@ def flags(given: argparse.Namespace, s: Setting, mesh: Mesh | None = None) -> di
     """Lists the fields of a config, the model's first; `mesh` if devices were requested."""
     found = name_model(given) | ({"mesh": str(mesh)} if mesh else {})
     found |= {"policy": s.policy, "batch_size": s.rows, "accum": s.accum, "remat": s.remat}
-    if s.framework == "jax" and s.scanned:
+    if s.scanned:
         found["layers"] = "scan"
     if s.loss_chunks != ALL_AT_ONCE:
         found["loss_chunks"] = s.loss_chunks

@@ -142,12 +142,15 @@ def best(
         shape, device, framework, rows * shape.context, given.micro_batch, loss_chunks,
         given.policy, given.remat,
     ):  # fmt: skip
-        needed = memory.parts(shape, c.setting, mesh).total
-        computing = roofline.seconds(shape, c.setting, device, mesh.fsdp)
-        seconds = computing + send_seconds(shape, c.setting, mesh, links)
-        error = rates.find_memory_error(shape, c.setting, mesh.size)
+        s = c.setting
+        if mesh.size > 1:  # what compiled programs were compared with; the command says so
+            s = replace(s, scanned=framework == "jax" and s.remat != "none")
+        needed = memory.parts(shape, s, mesh).total
+        computing = roofline.seconds(shape, s, device, mesh.fsdp)
+        seconds = computing + send_seconds(shape, s, mesh, links)
+        error = rates.find_memory_error(shape, s, mesh.size)
         fits = recommend.fits(needed, error, device)
-        found.append(replace(c, bytes=needed, fits=fits, seconds=seconds))
+        found.append(replace(c, setting=s, bytes=needed, fits=fits, seconds=seconds))
     ordered = recommend.rank(found)
     if ordered:
         return ordered[0]

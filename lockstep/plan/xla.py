@@ -48,6 +48,17 @@ INSIDE = {
     ("block", False, False): Arrays(3, 0, 1, 1, 2, 3),
     ("block", False, True): Arrays(3, 0, 1, 1, 2, 3),
 }
+# Where it is less of a block in no loop, by one or two programs each.
+UNROLLED = {
+    ("dots", True, False): Arrays(2, 0, 1, 1, 2, 1),
+    ("dots", False, False): Arrays(2, 0, 1, 1, 0, 0),
+    ("dots", False, True): Arrays(2, 0, 1, 1, 1, 0),
+    ("sublayer", False, False): Arrays(2, 0, 0, 0, 3, 3),
+    ("sublayer", True, False): Arrays(2, 0, 0, 0, 3, 3),
+    ("sublayer", True, True): Arrays(2, 0, 0, 1, 2, 2),
+    ("block", True, False): Arrays(3, 0, 1, 1, 4, 1),
+    ("block", True, True): Arrays(4, 0, 1, 1, 4, 2),
+}
 
 
 def moments(shape: Shape, s: Setting, constants: Constants, mesh: Mesh) -> Moments:
@@ -120,7 +131,7 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
         found["inside"] = s.rows * shape.context * inside(shape, s)
     if s.chunks(shape) > 1 and moment not in (LOSS, UPDATE):  # what the head read
         found["stream"] = wide * stream
-    elif s.accum > 1 and s.remat == "block" and moment == LAST:  # and its gradient
+    elif s.accum > 1 and s.remat == "block" and s.scanned and moment == LAST:  # and its gradient
         found["stream"] = (wide + c) * stream
     if moment == LOSS:
         # The gradient takes the place of what a kernel of XLA's own returns, but not of what cuBLAS
@@ -133,9 +144,12 @@ def _activations(shape: Shape, s: Setting, moment: str, constants: Constants) ->
 
 def inside(shape: Shape, s: Setting) -> float:
     """Counts the bytes per token in the backward pass of a block."""
-    arrays = INSIDE[s.recomputed, s.roles.mixed, shape.gated]
-    if s.recomputed == "block" and not shape.gated:
-        if s.accum > 1:  # in a loop the bias of the first matmul is a slice
+    kind = s.recomputed, s.roles.mixed, shape.gated
+    arrays = INSIDE[kind]
+    if s.framework == "jax" and not s.scanned:
+        arrays = UNROLLED.get(kind, arrays)
+    elif s.recomputed == "block" and not shape.gated:
+        if s.accum > 1:  # the bias of the first matmul is a slice
             arrays = arrays._replace(hidden=4, wide_hidden=0)
         if s.remat == "sqrt":
             arrays = arrays._replace(rows=3)
@@ -153,14 +167,16 @@ def kept(shape: Shape, s: Setting, moment: str) -> float:
     if s.remat == "none":  # in attention's its own MLP's is gone
         layers = {FIRST: 1, ATTENTION: shape.n_layer - 1}.get(moment, shape.n_layer)
         return s.rows * shape.context * layers * _whole_block(shape, s)
+    first = moment == FIRST  # in no loop: what later blocks kept is gone
     if s.remat == "dots":
         results = shape.d_queries + 2 * shape.d_keys + shape.d_model
         results += (1 + shape.gated) * shape.d_mlp
         each = BYTES[s.roles.residual] * shape.d_model + BYTES[s.roles.compute] * results
-        return s.rows * shape.context * shape.n_layer * each
+        return s.rows * shape.context * (1 if first else shape.n_layer) * each
     spans = s.spans(shape)
-    again = {LOSS: 0, SEGMENT: len(spans[0])}.get(moment, len(spans[-1]))
-    return s.input_bytes(shape) * (len(spans) + again * (s.remat == "sqrt"))
+    again = {LOSS: 0, SEGMENT: len(spans[0]), FIRST: len(spans[0])}.get(moment, len(spans[-1]))
+    inputs = 1 if first else len(spans)
+    return s.input_bytes(shape) * (inputs + again * (s.remat == "sqrt"))
 
 
 def _whole_block(shape: Shape, s: Setting) -> float:
@@ -196,20 +212,28 @@ def weights(shape: Shape, s: Setting, moment: str) -> dict[str, float]:
     one = width * shape.block_weights / shape.n_layer
     even = _even(shape, s) == shape.n_layer
     twice = 1 + (even and (scaled or looped))
+    # Of blocks in no loop gradients wait in the compute dtype; sums take them at once.
+    narrow = half if half and not s.scanned and not scaled else width
+    waiting = narrow * shape.block_weights + width * (shape.weights - shape.block_weights)
     if moment == UPDATE:
-        return {"gradients": whole + stacked * (twice - 1)}
+        return {"gradients": (whole if looped else waiting) + stacked * (twice - 1)}
     # Chunks add up the head's in float32; all rows at once leave it in the compute dtype.
     of_head = width * head * twice * chunked
     late = looped or not s.ampere
     copies = half * head * (1 + looped) if half else width * head * (chunked or not late)
-    if moment == LOSS and s.scanned:
+    if moment == LOSS and (s.scanned or s.remat != "none"):
         return {"gradients": of_head, "copies": copies}
-    if not s.scanned:
+    one_copy = (half or width) / width * one
+    if moment == FIRST and not looped and (half or s.remat != "none"):
+        return {"gradients": waiting, "copies": one_copy}
+    if not s.scanned and s.remat == "none":
         gradients = {FIRST: whole - one}.get(moment, of_head)
         copies += half * (shape.block_weights + head * chunked)
         return {"gradients": gradients, "copies": copies}
-    found = {"gradients": stacked * twice + (of_head or (half or width) * head),
-             "copies": (half or width) / width * one}  # fmt: skip
+    if not s.scanned and looped:  # all micro-batches read one copy
+        one_copy = half * (shape.block_weights + head) or one_copy
+    of_head = of_head or (half or width) * head
+    found = {"gradients": stacked * twice + of_head, "copies": one_copy}
     if s.remat == "sqrt":
         found["slices"] = one * _sliced(shape, s, moment)
     return found

@@ -14,11 +14,12 @@ from lockstep.config.policy import BYTES
 from lockstep.data.batch import Batch
 from lockstep.model.attention import wants_fused
 from lockstep.plan import memory, shape
-from lockstep.plan.layers import MARGIN, AsTold, as_told, is_predictable, scans_layers
-from lockstep.plan.setting import counts_as_ampere
+from lockstep.plan.layers import MARGIN, as_told, is_predictable, scans_layers
+from lockstep.plan.setting import Setting, counts_as_ampere
 from lockstep.twin import Twin
 
 FRAMEWORKS = ("jax", "torch")
+ENOUGH = 0.01  # of a peak: by less nobody is helped
 SURE = 1.5  # times what is predicted with remat: more than formulas are off by
 SCORES = 6  # arrays of a block's scores at once, where attention is written out
 GIB = 2**30
@@ -53,14 +54,14 @@ def _costly_loop(config: Config, framework: str) -> Iterator[str]:
                "use --layers unroll, or --remat block")  # fmt: skip
 
 
-def _setting(config: Config, framework: str, device: str) -> AsTold:
+def _setting(config: Config, framework: str, device: str) -> Setting:
     known = devices.find_reported(device)
     able = known.capabilities if known else None
     ampere = known is None or counts_as_ampere(known)
-    return as_told(config, framework, ampere=ampere, in_loop=scans_layers(config, able))
+    return as_told(config, framework, ampere=ampere, scanned=scans_layers(config, able))
 
 
-def _predicted(config: Config, s: AsTold) -> Iterator[str]:
+def _predicted(config: Config, s: Setting) -> Iterator[str]:
     """Warns of remat that lowers no peak, and of logits that chunks would reduce."""
     model = shape.of_model(config.model)
     state, needed = memory.state_bytes(model, s.roles), memory.step_bytes(model, s)
@@ -68,7 +69,7 @@ def _predicted(config: Config, s: AsTold) -> Iterator[str]:
     def total(**changes: Any) -> float:
         return state + memory.step_bytes(model, replace(s, **changes))
 
-    if s.remat != "none" and total(remat="none") <= state + needed:
+    if s.remat != "none" and (1 - ENOUGH) * total(remat="none") <= state + needed:
         yield (f"--remat {s.remat} does not lower the peak, {_gib(state + needed)} (predicted); "
                "drop it")  # fmt: skip
     parts = vars(memory.parts(model, s))
@@ -81,7 +82,7 @@ def _predicted(config: Config, s: AsTold) -> Iterator[str]:
                f"from {_gib(state + needed)} to {_gib(less)} (predicted)")  # fmt: skip
 
 
-def _useless_remat(config: Config, s: AsTold, needed: int) -> Iterator[str]:
+def _useless_remat(config: Config, s: Setting, needed: int) -> Iterator[str]:
     """Warns of remat that XLA has undone: the step needs as much as one without.
 
     Args:
@@ -92,7 +93,7 @@ def _useless_remat(config: Config, s: AsTold, needed: int) -> Iterator[str]:
     scores = SCORES * BYTES[s.roles.output] * s.rows * model.n_head * model.context**2
     without = memory.step_bytes(model, replace(s, remat="none"))
     if needed >= max(without, SURE * (memory.step_bytes(model, s) + scores)):
-        remedy = "drop it" if s.in_loop else "add --layers scan, or drop it"
+        remedy = "drop it" if s.scanned else "add --layers scan, or drop it"
         yield (f"--remat {s.remat} does not lower the peak: as compiled, the step needs "
                f"{_gib(needed)} beside its state, and --remat none at least {_gib(without)} "
                f"(predicted); {remedy}")  # fmt: skip

@@ -68,8 +68,9 @@ def test_a_block_is_gathered_twice_and_reduced_once(compilers: dict[str, Compile
 
 # What `lockstep plan` says of a compiled or traced peak, at least and at most; the rows of many
 # programs are held to tighter bounds (`parity_tests/plan/test_programs.py`).
-# From jax 0.12 on XLA needs less on a mesh, by up to a sixth.
-PLANNED = {"jax": (0.98, 1.08 if jax.__version_info__ < (0, 12) else 1.25), "torch": (0.98, 1.05)}
+PLANNED = {"jax": (0.98, 1.08), "torch": (0.98, 1.05)}
+# From jax 0.12 on XLA needs a sixth less for a scanned 1b: 0.6 GB, of which 0.4 are logits.
+SPARED = 1.0 if jax.__version_info__ < (0, 12) else 1.25 / 1.08
 
 
 def plan_share(framework: str, cell: Config, peak: int) -> float:
@@ -77,6 +78,7 @@ def plan_share(framework: str, cell: Config, peak: int) -> float:
     setting = Setting(
         framework=framework, ampere=True, policy=cell.precision.policy,
         remat=cell.execution.remat, rows=cell.optim.batch_size, accum=cell.optim.accum, timed=False,
+        scanned=framework == "jax" and cell.execution.layers == "scan",
     )  # fmt: skip
     return memory.parts(shape.of_model(cell.model), setting, cell.mesh).total / peak
 
@@ -115,5 +117,6 @@ def test_the_state_of_1b_falls_with_fsdp(compilers: dict[str, Compiler]) -> None
             # At 1,024 XLA reduces what is looked up whole, which is 0.4 GB more.
             assert sum(world.sent(model, setting, cell.mesh)) == pytest.approx(sent_there, rel=0.1)
             low, high = PLANNED[framework]
+            high *= SPARED if framework == "jax" else 1
             assert low < plan_share(framework, cell, program.peak) < high
         assert state[0] / state[1] == pytest.approx(16, rel=0.1), framework

@@ -18,7 +18,9 @@ from lockstep.config.policy import POLICIES
 from lockstep.errors import UserError
 from lockstep.model import flops, params
 from lockstep.plan import recommend, roofline, shape, sizes
+from lockstep.plan.layers import scans_layers
 from lockstep.plan.recommend import choices, rank
+from lockstep.plan.setting import CANDIDATES
 from parity_tests.plan.plans import setting
 
 GPT2_JSON = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768,
@@ -237,7 +239,38 @@ def test_what_fits_does_so_at_the_most_that_errors_allow() -> None:
     assert not recommend.fits(1e10, {"lowest": 0.0, "highest": 0.0}, full)
 
 
+def test_jax_has_its_layers_as_the_trainer_has_them() -> None:
+    """In a loop where the recomputed layers of this device's memory do not fit unrolled."""
+    device, found = devices.find("h100"), set()
+    for name in ("gpt2", "gpt2-medium"):
+        for c in choices(shape.of(name, None), device, "jax", 2**19, policies=("tf32", "bf16")):
+            s = c.setting
+            config = from_flags(
+                {"model": name, "policy": s.policy, "remat": s.remat, "batch_size": s.rows,
+                 "accum": s.accum, "loss_chunks": s.loss_chunks},
+                accelerator=True,
+            )  # fmt: skip
+            assert s.scanned is scans_layers(config, device.capabilities)
+            found.add((s.policy, s.remat != "none", s.scanned))
+    assert ("bf16", True, True) in found and ("bf16", True, False) in found
+    assert ("bf16", False, True) not in found
+
+
 # --- the command
+
+
+@pytest.mark.parametrize("rows", [16, 162])
+def test_a_loop_is_asked_for_and_the_rest_left_to_auto(
+    rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--framework", "jax", "--policy", "bf16", "--remat", "block", "--json"]
+    words += ["--tokens-per-step", str(1024 * rows), "--micro-batch", str(rows)]
+    words += ["--loss-chunks", "1"]
+    assert commands.main(["plan", "--model", "gpt2-medium", "--device", "h100", *words]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    (row,) = plan["rows"]
+    assert row["fits"] and row["scanned"] is (rows == 162)
+    assert ("scan" in plan["command"]) is row["scanned"]
 
 
 def test_the_command_prints_and_imports_no_framework(capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +316,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fused attention" in content["assumptions"]
     for plan in content["plans"]:
         listed = [(row["policy"], row["remat"]) for row in plan["rows"]]
-        assert listed == list(itertools.product(recommend.CANDIDATES, recommend.REMAT))
+        assert listed == list(itertools.product(CANDIDATES, recommend.REMAT))
         best = plan["recommended"]
         assert best in plan["rows"]
         assert sum(best["bytes"].values()) == pytest.approx(best["total_bytes"])
