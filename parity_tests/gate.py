@@ -50,6 +50,8 @@ RETIRED = {
     "peer: default-schedule",
     "peer: divided-twice",
     "peer: last-target-dropped",
+    # The same text, beside the same tensors fused in two, is caught under that layer's name.
+    "fused tensor: values and gates of two factors, in turns: no gate",
     # Scales of blocks and stochastic rounding went with nvfp4. Dropout without the micro-step is
     # mask-without-micro-step in both twins.
     *(

@@ -52,7 +52,8 @@ class Layer(NamedTuple):
     use: str
     fused: Way
     apart: Way
-    bugs: dict[str, tuple[str, str]]  # what is changed in a program that has the tensors apart
+    # What is changed in a program that has the tensors apart, which may be another layer's.
+    bugs: dict[str, tuple[str, str]]
     bugs_of_fused: dict[str, tuple[str, str]]
 
     def program(self, fused: bool) -> str:
@@ -116,7 +117,9 @@ TIME = (
 )
 LAYERS = {
     "experts in a stack, their parts in blocks": Layer("D", "y", STACKED, EXPERTS, *OF_EXPERTS),
-    "experts in a stack, their parts in turns": Layer("D", "y", IN_TURNS, EXPERTS, *OF_EXPERTS),
+    "experts in a stack, their parts in turns": Layer(
+        "D", "y", IN_TURNS, EXPERTS, {}, OF_EXPERTS[1],
+    ),
     "a query, a key and a value in each head": Layer(
         "N * H", ATTENTION,
         Way("self.qkv = nn.Linear(D, 3 * N * H)",
@@ -170,7 +173,7 @@ LAYERS = {
         "5", "torch.einsum('bik,bjk,bjc->bic', left, right, right)",
         Way("self.projection, self.gating = nn.Linear(D, 10), nn.Linear(D, 10)",
             "y = self.projection(h) * self.gating(h).sigmoid()\nleft, right = y[..., ::2], y[..., 1::2]"),
-        FACTORS, OF_FACTORS, {
+        FACTORS, {}, {
             "a neighbour's column": ("y[..., 1::2]", "y.roll(1, -1)[..., 1::2].roll(1, -1)"),
             "a factor used twice": ("left, right, right)", "left, right, left)"),
         },

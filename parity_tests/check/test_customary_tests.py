@@ -3,6 +3,8 @@
 `python -m pytest -s parity_tests/check/test_customary_tests.py` prints it.
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,14 +101,15 @@ def changed(change: Change, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
-    found = {}
-    for name in {change.program for change in MISTAKES.values()}:
-        folder = tmp_path_factory.mktemp(name)
-        trace = record(text_of(name), folder, curve=5)
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    @functools.cache
+    def find(program: str) -> Reference:
+        folder = tmp_path_factory.mktemp(program)
+        trace = record(text_of(program), folder, curve=5)
         notes = check_inside(trace, folder / "ref.py").notes
-        found[name] = Reference(folder / "ref.py", trace, {*notes})
-    return found
+        return Reference(folder / "ref.py", trace, {*notes})
+
+    return find
 
 
 def row_of(mistake: str) -> list[str]:
@@ -119,9 +122,9 @@ def row_of(mistake: str) -> list[str]:
 @tier("rest", guard="the mutants, and the causes in test_causes.py")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_who_notices_a_mistake_is_as_the_document_says(
-    mistake: str, references: dict[str, Reference], tmp_path: Path
+    mistake: str, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
-    file, trace, notes = references[MISTAKES[mistake].program]
+    file, trace, notes = references(MISTAKES[mistake].program)
     port = changed(MISTAKES[mistake], tmp_path)
     result = check_inside(trace, port)
     noted = {*result.notes} - notes
