@@ -1,8 +1,12 @@
-"""The recorded references, each made once a worker."""
+"""The recorded references, in NNX once for all workers, in torch once a worker."""
 
+import fcntl
 import functools
+import os
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +29,17 @@ def _its_folder_leaves_the_path_with_a_program(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Trace:
-    program = UserProgram(str(ROOT / "examples" / room / example))
-    try:
-        program.record(folder / example, steps)
-    finally:
-        program.close()
-    found = trace.read(folder / example)
+def record(example: str, folder: Path, steps: int = 8) -> Trace:
+    """Records an example in NNX, if no worker of the suite has done so before."""
+    out = folder / example
+    with (folder / f"{example}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            program = UserProgram(str(ROOT / "examples" / example / f"{example}_nnx.py"))
+            with closing(program), tempfile.TemporaryDirectory(dir=folder) as part:
+                program.record(Path(part, example), steps)
+                Path(part, example).rename(out)
+    found = trace.read(out)
     few = {
         name: x[: ALONE * steps]
         for name, x in found.arrays.items()
@@ -43,8 +51,10 @@ def record(example: str, folder: Path, room: str = "gpt", steps: int = 8) -> Tra
 @pytest.fixture(scope="session")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
     """An example in NNX, which torch ports are checked against: they cost no compilation."""
-    folder = tmp_path_factory.mktemp("traces")
-    return functools.cache(lambda example: record(f"{example}_nnx.py", folder, room=example))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return functools.cache(lambda example: record(example, folder))
 
 
 @pytest.fixture(scope="session")
