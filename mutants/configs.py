@@ -15,9 +15,9 @@ FP16: Flags = {"policy": "fp16", "dropout": 0.0, "n_layer": 1}
 EVALUATED: Flags = BF16 | {"n_layer": 1, "accum": 1, "eval_policy": "fp32"}
 DDP: Flags = {"mesh": "data=2", "dropout": 0.0}
 FSDP: Flags = {"mesh": "fsdp=2", "dropout": 0.0}
-PACKED: Flags = {"windows": "packed"}
-MASKED: Flags = {"windows": "masked"}
 LEAN: Flags = {"n_layer": 1, "accum": 1, "dropout": 0.0}
+PACKED: Flags = LEAN | {"windows": "packed"}
+MASKED: Flags = LEAN | {"windows": "masked"}
 LEAN_BF16: Flags = BF16 | LEAN
 BF16_STREAM: Flags = LEAN | {"policy": "bf16-stream"}
 CLIPPED_FP16: Flags = FP16 | LEAN | {"clip": 0.5}

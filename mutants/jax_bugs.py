@@ -379,19 +379,19 @@ def last_chunk_dropped(
 # --- targets that do not count, and several documents a row
 
 
-@same(**LEAN)
+@same()
 @wraps(step, "Trainer.micro_batch_loss")
 def mean_of_micro_batch_means(right, self, *rest):
     return right(self, *rest[:-1], None)
 
 
-@same(**LEAN)
+@same()
 @wraps(step, "mean_count")
 def mean_over_padding(right, window):
     return jnp.array(window.targets[0].size)
 
 
-@same(**LEAN)
+@same()
 @wraps(step, "batch_loss")
 def mask_shifted(right: Callable, model: Any, batch: Batch, *rest: Any, **how: Any) -> Array:
     if batch.counts is not None:
@@ -400,7 +400,7 @@ def mask_shifted(right: Callable, model: Any, batch: Batch, *rest: Any, **how: A
     return right(model, batch, *rest, **how)
 
 
-@same(**LEAN)
+@same()
 @replaces(loss, "average")
 def ignored_token_counted(losses, counts, target_count):
     return losses.sum() / target_count
@@ -411,14 +411,14 @@ def forget_of_places(change: Callable[[Any], Any]) -> Plant:
     return wrap(packed.Segments, "of", lambda right, segments: change(right(segments)))
 
 
-@same(**LEAN)
+@same()
 def documents_seen() -> Plant:
     return forget_of_places(
         lambda positions: replace(positions, same_BTT=jnp.ones_like(positions.same_BTT))
     )
 
 
-@same(**LEAN)
+@same()
 def positions_not_restarted() -> Plant:
     return forget_of_places(
         lambda positions: replace(positions, positions_BT=jnp.arange(positions.t))
@@ -496,7 +496,7 @@ def block_input_in_compute_jax(right: Callable, layer: Callable, mode: str) -> C
     return lambda block, i, x: run(block, i, x.astype(jnp.bfloat16).astype(x.dtype))
 
 
-@bug(rung=6, model="gpt2", remat="dots")
+@bug(rung=6, remat="dots", **GPT2 | LEAN)
 def dots_recomputes_affine() -> Plant:
     """Remat dots recomputes matmuls with a bias: no policy sees into a custom derivative."""
     return assign(remat, "save_dots", jax.checkpoint_policies.dots_with_no_batch_dims_saveable)

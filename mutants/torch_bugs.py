@@ -143,7 +143,7 @@ def norm_eps_by_default() -> Plant:
     return with_norm_eps(1e-5)
 
 
-@bug(rung=2, **GPT2)
+@bug(rung=2, **GPT2 | LEAN)
 @wraps(F, "gelu")
 def erf_gelu(right, x, approximate):
     """GELU has its erf form, not the tanh form."""
@@ -238,14 +238,14 @@ def padding_counts(right, logits, *rest):
     return right(F.pad(logits, (0, 8)), *rest)
 
 
-@bug(rung=2, **GPT2)
+@bug(rung=2, **GPT2 | LEAN)
 @wraps(model, "Positions.select")
 def positions_from_one(right, self, table):
     """Positions count from one."""
     return right(self, table.roll(-1, 0))
 
 
-@bug(rung=3, **GPT2)
+@bug(rung=3, **GPT2 | LEAN)
 @wraps(model, "TiedHead.forward")
 def untied_head(right, self, x, weight):
     """The tied head gives no gradient to the embedding."""
@@ -470,7 +470,7 @@ def head_of_one_chunk(
     return sum(right(each, *part, roles, 1) * len(part[0]) for each, part in parts) / len(x)
 
 
-@bug(rung=3, loss_chunks="32", **GPT2, **LEAN_BF16)
+@bug(rung=3, loss_chunks="8", **GPT2, **LEAN_BF16)
 @wraps(chunks, "mean_loss_in_chunks")
 def chunks_added_in_compute(
     right: Callable, net: Any, x: Tensor, batch: Batch, roles: Roles, *rest: Any
@@ -484,21 +484,21 @@ def chunks_added_in_compute(
 # --- targets that do not count, and several documents a row
 
 
-@bug(rung=5, **{"n_layer": 1, **MASKED, "accum": 4})
+@bug(rung=5, **MASKED | {"accum": 4})
 @wraps(step, "Trainer.micro_batch_loss")
 def mean_of_micro_batch_means(right, self, window, target_count, number):
     """Each micro-batch takes the mean over its own targets, and the means are averaged."""
     return right(self, window, None, number)
 
 
-@bug(rung=3, n_layer=1, **MASKED)
+@bug(rung=3, **MASKED)
 @wraps(step, "mean_count")
 def mean_over_padding(right, window):
     """The loss is divided by all targets, ignored ones too."""
     return torch.tensor(window.targets[0].numel())
 
 
-@bug(rung=3, n_layer=1, **MASKED)
+@bug(rung=3, **MASKED)
 def mask_shifted() -> Plant:
     """The mask is that of the tokens, not of the targets."""
 
@@ -511,14 +511,14 @@ def mask_shifted() -> Plant:
     return change_targets(shift)
 
 
-@bug(rung=3, n_layer=1, loss_chunks="3", **MASKED)
+@bug(rung=3, loss_chunks="3", **MASKED)
 @replaces(loss, "average")
 def ignored_token_counted(losses, counts, target_count):
     """An ignored target counts in its chunk, as token 0."""
     return losses.sum() / target_count
 
 
-@bug(rung=2, n_layer=1, **PACKED)
+@bug(rung=2, **PACKED)
 def documents_seen() -> Plant:
     """A token sees those of the document before."""
     return forget_of_places(
@@ -526,7 +526,7 @@ def documents_seen() -> Plant:
     )
 
 
-@bug(rung=2, n_layer=1, **PACKED, **GPT2)
+@bug(rung=2, **PACKED, **GPT2)
 def positions_not_restarted() -> Plant:
     """Positions count through all documents of a row."""
     return forget_of_places(

@@ -145,7 +145,7 @@ def same_masks_on_every_rank() -> Plant:
     return after(mesh.OnMesh, "__init__", lambda self, *_: setattr(self, "rank", 0))
 
 
-@bug(rung=11, **MASKED, **DDP)
+@bug(rung=11, **MASKED | DDP)
 def mean_of_rank_means() -> Plant:
     """Each rank divides by what counts in its own rows."""
     return forget_devices("mean_count")
