@@ -42,7 +42,7 @@ bf16-block-1-tiny-unroll-1-0.5                        . . . t . f . r . . .
 fp16-none-1-tiny-unroll-1-0.5                         . . . r . . . f . f .
 bf16-none-1-tiny-unroll-1-fp32                        . f . . . . . . . . .
 fp32-block-1-gpt2-scan-1-bf16                         . r . . . . . . . . .
-bf16-stream-block-4-gpt2-unroll-3                     r t r r r r . r r r .
+bf16-stream-block-4-gpt2-unroll-3                     . t r . . r . r r . .
 fp8-dots-1-gpt2-1-unroll                              . . r . . r . r . . .
 fp8-delayed-block-2-tiny-1-unroll                     r . . r . r . . . r .
 fp64-none-4-gpt2-unroll-3-data=1-3-*.qkv,*.mlp-*.mlp  f . t r r . . . . r .
