@@ -459,11 +459,12 @@ def test_a_reference_of_jax_that_refuses_float64_is_recorded(tmp_path: Path) -> 
     port = TORCH.replace(drawn, "").replace("torch.optim.Adam(", "torch.optim.SGD(")
     sgd = ("optax.adam(", "optax.sgd(")  # an Adam's correction cancels in float32
     for change in (REFUSING, early):
-        result = check(tmp_path, changed(change, sgd, text=JAX) + drawn, port)
+        reference = changed(change, sgd, text=JAX) + drawn
+        result = check(tmp_path, reference, port)
         assert result.verdict == "equal", [root.name for root in result.roots]
         assert result.reference["refused"].startswith("AssertionError: ")
-        assert check(tmp_path, changed(change, sgd, text=JAX) + drawn,
-                     port.replace("torch.tanh", "torch.sin")).verdict == "different"  # fmt: skip
+    other = port.replace("torch.tanh", "torch.sin")
+    assert check(tmp_path, reference, other).verdict == "different"
 
 
 def test_a_trace_whose_facts_are_none_is_refused(tmp_path: Path) -> None:

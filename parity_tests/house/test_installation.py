@@ -16,6 +16,7 @@ from lockstep import extras, results
 from lockstep.errors import UserError
 from lockstep.exits import DONE, FAILED, MISTAKE
 from lockstep.process import ROOT
+from parity_tests.check.mutants import BY_NAME, changed
 from parity_tests.tiers import tier
 
 FRAMEWORKS = {package for packages in extras.FRAMEWORKS.values() for package in packages}
@@ -166,12 +167,7 @@ def test_the_environment_has_our_modules_and_no_framework(light: Path) -> None:
 @installs
 def test_check_uses_the_frameworks_of_another_interpreter(light: Path, tmp_path: Path) -> None:
     """It finds the planted bug, and no difference beside it."""
-    text, changes = re.subn(
-        r"epsilon=1e-0?5", "epsilon=1e-06", (EXAMPLES / "gpt_nnx.py").read_text()
-    )
-    assert changes, "the example has no such line"
-    port = tmp_path / "port.py"
-    port.write_text(text)
+    port = changed(BY_NAME["ln-eps"], tmp_path)
     pythons = ("--reference-python", sys.executable, "--python", sys.executable)
     done = run(light, "lockstep", "check", EXAMPLES / "gpt_torch.py", port, *pythons)
     assert done.returncode == FAILED, done.stdout + done.stderr
