@@ -20,6 +20,10 @@ BUGS = [
 ]
 PROMPT = (SECOND, "a query, a key and a value in each head",
           "experts in a stack, their parts in blocks")  # fmt: skip
+# Layers of which most pairs of parts have one shape, so that many are tried.
+SEARCHED = ("values and gates of two factors, in two tensors",
+            "values and gates of two factors, in turns",
+            "three values and three gates, in two tensors")  # fmt: skip
 
 
 def is_later(name: str) -> bool:
@@ -35,6 +39,7 @@ def check_layer(name: str, fused: bool, bug: str = "", **options: Any) -> Result
     return check_pair(*both, *changes, again=False, **options)
 
 
+@tier("rest", guard="the other layers", where=lambda name: name in SEARCHED)
 @pytest.mark.parametrize(("name", "fused"), WAYS)
 def test_a_right_port_is_equal(name: str, fused: bool) -> None:
     result = check_layer(name, fused)

@@ -39,11 +39,12 @@ def check(mutant: Mutant, traces: Traces, folder: Path) -> Result:
     return check_inside(traces(mutant.example), file, accept=accept, initial=True)
 
 
-# A bug of each kind, and the rewrites that names do not pair: `make test` runs these.
-FIRST = {"gelu-erf", "ln-eps", "scale-width", "qk-swapped", "not-causal", "embedding-detached",
-         "gradient-halved", "sum-for-mean", "hidden-clamped", "blocks-reversed", "adam-eps",
-         "no-clip", "warm-up", "no-decay", "init-scale", "renamed-blocks", "split-qkv",
-         "attention-written-out", "loss-by-hand", "post-scaled-query"}  # fmt: skip
+# A bug of each kind, and the rewrites that names do not pair: `make test` runs these. A bug of an
+# activation, an epsilon and a decay are in tests of their own below.
+FIRST = {"scale-width", "qk-swapped", "not-causal", "embedding-detached", "gradient-halved",
+         "sum-for-mean", "hidden-clamped", "blocks-reversed", "adam-eps", "no-clip", "warm-up",
+         "init-scale", "renamed-blocks", "split-qkv", "attention-written-out", "loss-by-hand",
+         "post-scaled-query"}  # fmt: skip
 
 
 def is_later(mutant: Mutant) -> bool:

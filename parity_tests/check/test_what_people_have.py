@@ -411,6 +411,7 @@ def check(folder: Path, reference: str, port: str, steps: int = 6) -> Result:
     return compare_programs(str(folder / "ref.py"), str(folder / "port.py"), Options(steps=steps))
 
 
+@tier("rest", guard="test_a_constant_of_torch_in_float32_is_exact")
 def test_constants_of_jax_in_float32_are_exact(tmp_path: Path) -> None:
     """A rotary table in a module beside the port, the mask of attention that Flax models have, a
     derivative that casts, and running statistics of another shape: each was an error or a
@@ -438,6 +439,7 @@ def test_a_state_of_another_size_is_told_by_name(tmp_path: Path) -> None:
         check(tmp_path, TORCH, changed(GROWING, text=JAX))
 
 
+@tier("rest", guard="test_a_program_of_torch_that_refuses_float64_runs_in_its_own_precision")
 def test_a_program_of_jax_that_refuses_float64_runs_in_its_own_precision(tmp_path: Path) -> None:
     """Its curve is judged by its own noise; an error that it has there, too, is told."""
     result = check(tmp_path, TORCH, changed(REFUSING, text=JAX))
@@ -451,7 +453,7 @@ def test_a_program_of_jax_that_refuses_float64_runs_in_its_own_precision(tmp_pat
         check(tmp_path, TORCH, changed(REFUSING, NAMELESS, text=JAX))
 
 
-@tier("rest", guard="test_a_program_of_jax_that_refuses_float64_runs_in_its_own_precision")
+@tier("rest", guard="test_a_program_of_torch_that_refuses_float64_runs_in_its_own_precision")
 def test_a_reference_of_jax_that_refuses_float64_is_recorded(tmp_path: Path) -> None:
     """Also one that does when it is imported."""
     drawn = TORCH[TORCH.index("def batch") : TORCH.index("def optimizer")]
