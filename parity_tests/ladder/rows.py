@@ -117,7 +117,7 @@ narrow = make_rows(
 # A residual stream in bfloat16.
 streamed = make_rows(
     "policy remat accum model layers loss_chunks",
-    [("bf16-stream", "block", 4, "gpt2", "unroll", "3")],
+    [("bf16-stream", "block", 1, "gpt2", "unroll", "1")],
     [
         ("bf16-stream", "dots", 1, "tiny", "scan", "1"),
         ("bf16-stream", "sqrt", 4, "grouped", "unroll", "1"),
