@@ -1,4 +1,4 @@
-"""Recorders of torch programs that are forked: a recorder of its own imports torch for seconds.
+"""Recorders that are forked: one of its own imports a framework, and compiles our modules.
 
 `forked_programs` is the fixture; the rest is a service of `lockstep.worker`, which forks.
 """
@@ -20,24 +20,37 @@ from lockstep_recorder import main
 from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import Arrays, Message
 
-IMPORTED = ("torch._dynamo", "lockstep_recorder.side_torch", "lockstep_recorder.operations_torch")
+# By what a server is for: what it imports.
+JAX = ("jax", "flax.nnx", "flax.linen", "optax", "lockstep_recorder.side_jax",
+       "lockstep_recorder.operations_jax")  # fmt: skip
+IMPORTED = {
+    "torch": ("torch._dynamo", "lockstep_recorder.side_torch",
+              "lockstep_recorder.operations_torch"),
+    "jax": JAX,
+    "jax in its own precision": JAX,
+}  # fmt: skip
 
 
 @pytest.fixture
 def forked_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in JAX, or of another interpreter, has a process of its own."""
+    """A program of another interpreter has a process of its own."""
     monkeypatch.setattr(program, "start", start_program)
 
 
 def start_program(words: list[str]) -> worker.Channel:
     python, _, _, file, *_ = words
-    if python != sys.executable or "jax" in Path(file).read_text(encoding="utf-8"):
+    if python != sys.executable:
         return worker.start(words)
-    return worker.fork_server(__name__, "torch", {}, python).fork(os.getcwd(), *words[2:])
+    of_jax = "jax" in Path(file).read_text(encoding="utf-8")
+    own = " in its own precision" if {"--own-precision", "--forward"} & {*words} else ""
+    what = f"jax{own}" if of_jax else "torch"
+    return worker.fork_server(__name__, what, {}, python).fork(os.getcwd(), *words[2:])
 
 
-def preload(_: str) -> None:
-    for name in IMPORTED:
+def preload(what: str) -> None:
+    if what == "jax":
+        importlib.import_module("jax").config.update("jax_enable_x64", True)
+    for name in IMPORTED[what]:
         importlib.import_module(name)
 
 

@@ -22,6 +22,8 @@ from lockstep_recorder.questions import make_player
 from parity_tests.check.inside import START, check_inside, record_inside
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 TORCH = START + """
 class Clipped(torch.autograd.Function):
     @staticmethod

@@ -13,6 +13,8 @@ from parity_tests.check.inside import record_inside
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 WIDE = "def build(seed):\n    torch.manual_seed(seed)\n    made = nn.Sequential(nn.Linear(3, 4), " \
        "nn.Tanh(), nn.Linear(4, 1))\n    nn.init.normal_(made[0].weight, std=9.0)\n" \
        "    return made"  # fmt: skip
@@ -36,7 +38,6 @@ def test_equal_programs_are_status_0_and_all_is_written(
     assert json.loads(pairs.read_text())["proved"]["modules"]["1"] == "1"
 
 
-@pytest.mark.usefixtures("forked_programs")
 def test_initial_values_are_a_report_beside_the_verdict(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,7 +60,6 @@ def test_initial_values_are_a_report_beside_the_verdict(
 
 
 @tier("rest", guard="what the command calls")
-@pytest.mark.usefixtures("forked_programs")
 def test_a_reference_that_does_not_repeat_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +69,6 @@ def test_a_reference_that_does_not_repeat_is_no_answer(
 
 
 @tier("rest", guard="what the command calls")
-@pytest.mark.usefixtures("forked_programs")
 def test_a_loss_that_is_a_constant_is_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +82,6 @@ def test_a_loss_that_is_a_constant_is_no_answer(
 
 
 @tier("rest", guard="what the command calls")
-@pytest.mark.usefixtures("forked_programs")
 def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
     port, pairs = small(tmp_path), tmp_path / "map.json"
     assert run("check", reference, port, "--save-map", pairs) == DONE
@@ -93,7 +91,6 @@ def test_a_map_is_followed(reference: Path, tmp_path: Path) -> None:
 
 
 @tier("quick", guard="lockstep check, with a planted bug")
-@pytest.mark.usefixtures("forked_programs")
 def test_a_known_difference_is_accepted(
     reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +105,6 @@ def test_a_known_difference_is_accepted(
 
 
 @tier("rest", guard="what the command calls")
-@pytest.mark.usefixtures("forked_programs")
 def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path: Path) -> None:
     """Its own are others; where it is different the trace says so."""
     for name, change, status in (("same", "SEED = 1", DONE), ("hard", HARD, FAILED)):
@@ -118,7 +114,6 @@ def test_a_port_is_recorded_on_the_reference_s_weights(reference: Path, tmp_path
         assert run("check", reference, tmp_path / name) == status
 
 
-@pytest.mark.usefixtures("forked_programs")
 def test_a_port_without_an_optimizer_is_recorded_on_all_batches(tmp_path: Path) -> None:
     """A reference draws more batches than such a program runs."""
     programs = [small(tmp_path, name, new="del optimizer") for name in ("ref.py", "port.py")]

@@ -33,6 +33,8 @@ from parity_tests.check.mutants import BY_NAME, changed, port_of
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 GPT = ROOT / "examples" / "gpt"
 TOKENS = np.random.default_rng(0).integers(0, 61, (4, 13))
 

@@ -12,6 +12,8 @@ from lockstep.check.sides.program import UserProgram
 from parity_tests.check.inside import START
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 REFERENCE = START + """
 D = 5
 

@@ -14,6 +14,8 @@ from parity_tests.check.inside import Inside, check_inside, record_inside
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 REFERENCE = """
 import numpy as np
 import torch

@@ -20,6 +20,8 @@ from parity_tests.check.inside import ALONE, Inside, check_inside, check_pair, r
 from parity_tests.check.unsound_programs import KINDS, Row
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 STEPS = 4
 
 

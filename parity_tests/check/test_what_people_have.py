@@ -26,6 +26,8 @@ from parity_tests.check.inside import START, check_pair, record, record_inside
 from parity_tests.check.test_comparisons import tensors
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 HEAD = START + """
 D = 4
 TABLE = torch.zeros(D)
