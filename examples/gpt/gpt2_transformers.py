@@ -1,4 +1,4 @@
-"""transformers' GPT-2, in the other examples' size: a reference. GPT2=full gives it its own."""
+"""transformers' GPT-2, small: a reference. GPT2=full gives it its size, GPT2=layers its layers."""
 
 import os
 
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
-if os.environ.get("GPT2") == "full":
-    V, T, D, H, L = 50257, 1024, 768, 12, 12
+SIZES = {"full": (50257, 1024, 768, 12, 12), "layers": (61, 12, 24, 3, 12)}
+# Vocabulary, context, width, heads, layers.
+V, T, D, H, L = SIZES.get(os.environ.get("GPT2", ""), (61, 12, 24, 3, 2))
 
 
 def build(seed: int) -> nn.Module:

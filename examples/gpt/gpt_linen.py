@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-V, T, D, H, L = 61, 12, 24, 3, 2  # vocabulary, context, width, heads, layers
-if os.environ.get("GPT2") == "full":
-    V, T, D, H, L = 50257, 1024, 768, 12, 12
+SIZES = {"full": (50257, 1024, 768, 12, 12), "layers": (61, 12, 24, 3, 12)}
+# Vocabulary, context, width, heads, layers.
+V, T, D, H, L = SIZES.get(os.environ.get("GPT2", ""), (61, 12, 24, 3, 2))
 normal = nn.initializers.normal
 
 

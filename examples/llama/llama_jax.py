@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 V, T, D, H, G, F, L = 53, 10, 24, 4, 2, 40, 2  # H heads in G groups, F the width of the mlp
-if os.environ.get("LLAMA") == "full":  # the layers of Llama 3
-    V, T, D, H, G, F, L = 300, 64, 96, 8, 2, 200, 32
+if os.environ.get("LLAMA") == "full":  # the layers of Llama 3.2 1B
+    V, T, D, H, G, F, L = 300, 64, 96, 8, 2, 200, 16
 K = D // H  # head size
 Params = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""transformers' Llama with grouped queries, small: a reference. LLAMA=full gives it 32 layers."""
+"""transformers' Llama with grouped queries, small: a reference. LLAMA=full gives it 16 layers."""
 
 import os
 
@@ -8,8 +8,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 V, T, D, H, G, F, L = 53, 10, 24, 4, 2, 40, 2  # H heads in G groups, F the width of the mlp
-if os.environ.get("LLAMA") == "full":  # the layers of Llama 3
-    V, T, D, H, G, F, L = 300, 64, 96, 8, 2, 200, 32
+if os.environ.get("LLAMA") == "full":  # the layers of Llama 3.2 1B
+    V, T, D, H, G, F, L = 300, 64, 96, 8, 2, 200, 16
 
 
 def build(seed: int) -> nn.Module:

@@ -1,6 +1,7 @@
 """The ResNet of resnet_transformers.py in Flax NNX, channels last: a port.
 
-RESNET=50 makes it ResNet-50, and RESNET_AMP=1 computes in bfloat16 with weights in float32.
+RESNET=50 makes it ResNet-50, RESNET=layers gives it those layers with few channels, and
+RESNET_AMP=1 computes in bfloat16 with weights in float32.
 """
 
 import os
@@ -12,9 +13,15 @@ import numpy as np
 import optax
 from flax import nnx
 
-FULL, AMP = os.environ.get("RESNET") == "50", os.environ.get("RESNET_AMP") == "1"
-STEM, WIDTHS, DEPTHS = (64, (256, 512, 1024, 2048), (3, 4, 6, 3)) if FULL else (6, (12, 20), (1, 2))
-K, B, S = (1000, 8, 64) if FULL else (5, 4, 16)  # classes, batch, side of an image
+SIZE, AMP = os.environ.get("RESNET"), os.environ.get("RESNET_AMP") == "1"
+STEM, K, B, S = 6, 5, 4, 16  # channels, classes, batch, side of an image
+WIDTHS: tuple[int, ...] = (12, 20)
+DEPTHS: tuple[int, ...] = (1, 2)
+if SIZE == "50":
+    STEM, K, B, S = 64, 1000, 8, 64
+    WIDTHS, DEPTHS = (256, 512, 1024, 2048), (3, 4, 6, 3)
+elif SIZE == "layers":
+    WIDTHS, DEPTHS, S = (12, 16, 20, 24), (3, 4, 6, 3), 64
 
 DTYPE = jnp.bfloat16 if AMP else None
 he = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")

@@ -1,6 +1,7 @@
 """transformers' ResNet with random weights, small: a reference.
 
-RESNET=50 makes it ResNet-50, and RESNET_AMP=1 runs it under autocast in bfloat16.
+RESNET=50 makes it ResNet-50, RESNET=layers gives it those layers with few channels, and
+RESNET_AMP=1 runs it under autocast in bfloat16.
 """
 
 import os
@@ -10,9 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-FULL, AMP = os.environ.get("RESNET") == "50", os.environ.get("RESNET_AMP") == "1"
-STEM, WIDTHS, DEPTHS = (64, (256, 512, 1024, 2048), (3, 4, 6, 3)) if FULL else (6, (12, 20), (1, 2))
-K, B, S = (1000, 8, 64) if FULL else (5, 4, 16)  # classes, batch, side of an image
+SIZE, AMP = os.environ.get("RESNET"), os.environ.get("RESNET_AMP") == "1"
+STEM, K, B, S = 6, 5, 4, 16  # channels, classes, batch, side of an image
+WIDTHS: tuple[int, ...] = (12, 20)
+DEPTHS: tuple[int, ...] = (1, 2)
+if SIZE == "50":
+    STEM, K, B, S = 64, 1000, 8, 64
+    WIDTHS, DEPTHS = (256, 512, 1024, 2048), (3, 4, 6, 3)
+elif SIZE == "layers":
+    WIDTHS, DEPTHS, S = (12, 16, 20, 24), (3, 4, 6, 3), 64
 
 
 def build(seed: int) -> nn.Module:

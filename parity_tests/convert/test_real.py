@@ -1,8 +1,9 @@
 """Models of transformers at their true number of layers, by maps that small ones proved.
 
-Each is converted to a port in examples/ and back, and both programs give the same.
+Each is equal to a port in examples/, converted to it and back, and both programs give the same.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -47,23 +48,40 @@ class Pair:
     back: tuple[str, ...] = ()  # ... and of the reference
     shard: str = "5GB"
     model: str = "model"  # transformers saves ViT under other names than its modules have
+    modules: tuple[tuple[str, str], ...] = ()  # some of the port's, and the reference's
 
 
+LLAMA = "model.layers.1.self_attn.o_proj"
+STAGE = "resnet.encoder.stages.1"
+FULL_SIZE = "gpt2 in its own size"
 PAIRS = {
-    "gpt2 to nnx": Pair("gpt/gpt2_transformers.py", "gpt/gpt_nnx.py", "GPT2=full",
-                        "port.safetensors", 124e6, shard="200MB"),
-    "gpt2 to linen": Pair("gpt/gpt2_transformers.py", "gpt/gpt_linen.py", "GPT2=full",
-                          "port.msgpack", 124e6),
+    "gpt2 to nnx": Pair("gpt/gpt2_transformers.py", "gpt/gpt_nnx.py", "GPT2=layers",
+                        "port.safetensors", 88e3, shard="100KB"),
+    FULL_SIZE: Pair("gpt/gpt2_transformers.py", "gpt/gpt_nnx.py", "GPT2=full",
+                    "port.safetensors", 124e6, shard="200MB"),
+    "gpt2 to linen": Pair("gpt/gpt2_transformers.py", "gpt/gpt_linen.py", "GPT2=layers",
+                          "port.msgpack", 88e3,
+                          modules=(
+                              ("blocks.LayerNorm_0", "transformer.h.0.ln_1"),
+                              ("blocks.attn.qkv#1", "transformer.h.1.attn.c_attn"),
+                              ("blocks.proj#1", "transformer.h.1.mlp.c_proj"),
+                          )),
     "llama to equinox": Pair("llama/llama_transformers.py", "llama/llama_equinox.py",
-                             "LLAMA=full", "port.eqx", 2e6),
+                             "LLAMA=full", "port.eqx", 1e6,
+                             modules=(("layers.1.attn", LLAMA),)),
     "llama to plain jax": Pair("llama/llama_transformers.py", "llama/llama_jax.py", "LLAMA=full",
-                               "port.safetensors", 2e6, sizes=("n6=12",)),
+                               "port.safetensors", 1e6, sizes=("n6=12",),
+                               modules=(("layers.1.attn", LLAMA),)),
     "bert to nnx": Pair("bert/bert_transformers.py", "bert/bert_nnx.py", "BERT=full",
                         "port.orbax", 0.9e6, sizes=("n4=8",)),
     "vit to nnx": Pair("vit/vit_transformers.py", "vit/vit_nnx.py", "VIT=full", "port.npz", 0.9e6,
                        model="model.pt"),
-    "resnet to nnx": Pair("resnet/resnet_transformers.py", "resnet/resnet_nnx.py", "RESNET=50",
-                          "port.safetensors", 25e6, back=("layer=3,4,6,3",)),
+    "resnet to nnx": Pair("resnet/resnet_transformers.py", "resnet/resnet_nnx.py", "RESNET=layers",
+                          "port.safetensors", 5e3, back=("layer=3,4,6,3",),
+                          modules=(
+                              ("blocks.2", f"{STAGE}.layers.1"),  # not the Sequential in it
+                              ("blocks.2.middle.norm", f"{STAGE}.layers.1.layer.1.normalization"),
+                          )),
 }  # fmt: skip
 
 
@@ -78,13 +96,21 @@ def lockstep(*words: str | Path, **environment: str) -> str:
 
 
 @tier("rest", guard="rules of the same kinds, in test_rules.py")
+@tier("full", guard="its layers, and 8 GB in test_large.py", where=lambda name: name == FULL_SIZE)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_model_is_converted_at_its_true_depth(name: str, tmp_path: Path) -> None:
     pair = PAIRS[name]
     reference, port = (ROOT / "examples" / file for file in (pair.reference, pair.port))
     map_, model, out = tmp_path / "map.json", tmp_path / pair.model, tmp_path / pair.out
-    said = lockstep("check", reference, port, "--steps", "3", "--save-map", map_)
-    assert said.startswith("EQUAL")
+    report = tmp_path / "report.json"
+    words = ("--steps", "3", "--save-map", map_, "--json", report)
+    assert lockstep("check", reference, port, *words).startswith("EQUAL")
+    told = json.loads(report.read_text())
+    rungs = {rung["rung"]: rung for rung in told["rungs"]}
+    assert min(rungs[number]["compared"] for number in ("2i", "3i")) >= 14
+    missing = {number: rung["not_run"] for number, rung in rungs.items() if rung["not_run"]}
+    assert all(number == "5" or "no optimizer" in why for number, why in missing.items())
+    assert {*pair.modules} <= told["mapping"]["modules"].items()
     key, _, value = pair.full.partition("=")
     full = {key: value}
     made = subprocess.run(
