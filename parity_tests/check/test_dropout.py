@@ -53,6 +53,7 @@ APPLIED = "(attention.apply(model, batch, rngs={'dropout': jax.random.key(2)}) *
 
 
 @tier("rest", guard="NNX's attention", where=lambda text: text != NNX)
+@pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize(
     ("text", "call"), [(NNX, PLAIN), (CALLED, PLAIN), (LINEN, APPLIED)],
     ids=["in NNX's attention", "asked for by a call", "in Linen's attention"],

@@ -149,6 +149,7 @@ def loss(model, batch):
 """
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_state_beside_what_is_trained_under_another_name_is_refused(tmp_path: Path) -> None:
     """State that a loss returns is compared beside `params` alone; else it would be dropped."""
     path = tmp_path / "port.py"
@@ -424,6 +425,7 @@ def loss(model, batch):
 
 
 @tier("rest", guard="torch's", where=lambda framework: framework == "jax")
+@pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize("framework", SIDES)
 def test_noise_is_that_of_sums_in_another_order_too(framework: str, tmp_path: Path) -> None:
     """Where weights change nothing: all outputs are 1 or -1. A wrong term is seen all the same."""

@@ -207,6 +207,7 @@ def batch(step):
 """
 
 
+@pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize(
     ("old", "new", "cause"),
     [

@@ -8,7 +8,10 @@ import torch
 
 from lockstep.cli import commands
 from lockstep.exits import DONE, FAILED, MISTAKE
+from parity_tests.check.recorders import forked_programs as forked_programs
 from parity_tests.tiers import tier
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 REFERENCE = """
 import numpy as np, torch
