@@ -23,9 +23,10 @@ from lockstep_recorder.wire import Arrays, Message
 # By what a server is for: what it imports.
 JAX = ("jax", "flax.nnx", "flax.linen", "optax", "lockstep_recorder.side_jax",
        "lockstep_recorder.operations_jax")  # fmt: skip
+TORCH = ("torch._dynamo", "lockstep_recorder.side_torch", "lockstep_recorder.operations_torch")
 IMPORTED = {
-    "torch": ("torch._dynamo", "lockstep_recorder.side_torch",
-              "lockstep_recorder.operations_torch"),
+    "torch": TORCH,
+    "transformers": (*TORCH, "transformers.modeling_utils"),
     "jax": JAX,
     "jax in its own precision": JAX,
 }  # fmt: skip
@@ -41,9 +42,10 @@ def start_program(words: list[str]) -> worker.Channel:
     python, _, _, file, *_ = words
     if python != sys.executable:
         return worker.start(words)
-    of_jax = "jax" in Path(file).read_text(encoding="utf-8")
-    own = " in its own precision" if {"--own-precision", "--forward"} & {*words} else ""
-    what = f"jax{own}" if of_jax else "torch"
+    text = Path(file).read_text(encoding="utf-8")
+    what = next((name for name in ("jax", "transformers") if name in text), "torch")
+    if what == "jax" and {"--own-precision", "--forward"} & {*words}:
+        what = "jax in its own precision"
     return worker.fork_server(__name__, what, {}, python).fork(os.getcwd(), *words[2:])
 
 

@@ -3,14 +3,17 @@
 Each is equal to a port in examples/, converted to it and back, and both programs give the same.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.cli import commands
 from lockstep.convert.containers import open_checkpoint
@@ -18,25 +21,28 @@ from lockstep.process import ROOT
 from parity_tests.check.recorders import forked_programs as forked_programs
 from parity_tests.tiers import tier
 
-# Makes a checkpoint of a program's model, as its library does, all of its tensors moved.
-MAKE = """
-import importlib.util, sys
-import torch
-spec = importlib.util.spec_from_file_location("program", sys.argv[1])
-program = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(program)
-model = program.build(0)
-generator = torch.Generator().manual_seed(1)
-with torch.no_grad():
-    for x in [*model.parameters(), *model.buffers()]:
-        if x.is_floating_point():
-            x.add_(0.05 * torch.rand(x.shape, generator=generator))
-if sys.argv[2].endswith(".pt"):
-    torch.save(model.state_dict(), sys.argv[2])
-else:
-    model.save_pretrained(sys.argv[2], max_shard_size=sys.argv[3])
-print(sum(x.numel() for x in model.parameters()))
-"""
+
+def save_moved(program: Path, out: Path, shard: str) -> int:
+    """Writes a program's model as its library does, all of its tensors moved.
+
+    Returns:
+        How many parameters it has.
+    """
+    spec = importlib.util.spec_from_file_location("program", program)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.build(0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for x in [*model.parameters(), *model.buffers()]:
+            if x.is_floating_point():
+                x.add_(0.05 * torch.rand(x.shape, generator=generator))
+    if out.suffix == ".pt":
+        torch.save(model.state_dict(), out)
+    else:
+        model.save_pretrained(out, max_shard_size=shard)
+    return sum(x.numel() for x in model.parameters())
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,9 @@ def lockstep(*words: str | Path, **environment: str) -> str:
 @tier("full", guard="its layers, and 8 GB in test_large.py", where=lambda name: name == FULL_SIZE)
 @pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_model_is_converted_at_its_true_depth(name: str, tmp_path: Path) -> None:
+def test_a_model_is_converted_at_its_true_depth(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = PAIRS[name]
     reference, port = (ROOT / "examples" / file for file in (pair.reference, pair.port))
     map_, model, out = tmp_path / "map.json", tmp_path / pair.model, tmp_path / pair.out
@@ -116,11 +124,10 @@ def test_a_model_is_converted_at_its_true_depth(name: str, tmp_path: Path) -> No
     assert {*pair.modules} <= told["mapping"]["modules"].items()
     key, _, value = pair.full.partition("=")
     full = {key: value}
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MAKE, reference, model, pair.shard],
-        capture_output=True, text=True, check=True, env={**os.environ, **full},
-    )  # fmt: skip
-    assert int(made.stdout.split()[-1]) >= pair.parameters
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv(key, value)
+        assert save_moved(reference, model, pair.shard) >= pair.parameters
     assert (model / "model.safetensors.index.json").exists() == (pair.shard != "5GB")
     program: list[str | Path] = ["--program", port] if out.suffix == ".eqx" else []
     sizes = [word for size in pair.sizes for word in ("--size", size)]
