@@ -51,7 +51,6 @@ def test_a_step_moves_no_more_bytes_than_decided(
     assert (found.biases, found.by_triton) == (biases, 0)
 
 
-@tier("full", guard="test_fast_numerics_on_cuda_add_a_bias_in_the_compute_dtype")
 def test_a_bias_in_float32_is_added_after_cublas(
     compilers: dict[str, Compiler], tmp_path: Path
 ) -> None:
