@@ -20,6 +20,8 @@ from mutants import jax_program
 from parity_tests.pair import toy
 from parity_tests.tiers import tier
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 ATTEND = r"between blocks\.\*\.attn\.qkv and blocks\.\*\.attn\.proj, forward"
 PLACES = {  # a mutant, and its first root
     "norm-eps": r"blocks\.\*\.norm1; blocks\.\*\.norm2; norm, forward",
