@@ -12,7 +12,7 @@ from lockstep_recorder.user import Mistake
 from lockstep_recorder.wire import Arrays, group
 
 MOST = 5_000_000  # elements of the tensors of a program whose data is followed; more take minutes
-KEPT = 2_000_000  # elements of values that a trace holds for its tape alone
+KEPT = 2_000_000  # elements that a trace holds for its tape: of what parameters meet; of others
 
 
 def answer(side: Any, header: dict[str, Any], arrays: Arrays) -> tuple[Any, Arrays]:
@@ -135,9 +135,10 @@ def describe_run(
 
     Returns:
         JSON; `elements/NUMBER`; `rows`, the fingerprints of `Operations.data`; `marginals/NUMBER`
-        of those at which data meets parameters and of what these are given; `value/NUMBER` of the
-        latter, where it is not among `seen`; `cotangents`, see `describe_gradients`; `constants`,
-        rows of a number and a fingerprint, of what is made of constants and buffers alone.
+        of those at which data meets parameters and of what these are given; `value/NUMBER`, where
+        it is not among `seen`, as far as there is room; `cotangents`, see `describe_gradients`;
+        `constants`, rows of a number and a fingerprint, of what is made of constants and buffers
+        alone.
     """
     size = sum(x.size for x in weights.values())
     if size > MOST:
@@ -155,18 +156,17 @@ def _describe_run(player: Player, seen: Arrays, trained: set[str]) -> tuple[dict
     tape, known = player.tape, _Seen(seen)
     data, meetings = tape.data, tape.meetings
     given = {n for m in meetings for n in tape.inputs(m) if "float" in tape.values[n].dtype}
-    room = KEPT
+    room = {True: KEPT, False: KEPT}  # for what meets parameters, and for what does not
 
     def look(number: int, x: Any, row: np.ndarray) -> None:
-        nonlocal room
         if number in meetings or number in given:
             arrays[f"marginals/{number}"] = marginals(x)
-        if number in given and not np.isnan(row).any():
+        if "float" in tape.values[number].dtype and not np.isnan(row).any():
             if name := known.find(row):
                 told["values"][number]["kept"] = name
-            elif row[0] <= room:
+            elif row[0] <= room[number in given]:
                 arrays[f"value/{number}"] = tree.to_numpy(x)
-                room -= int(row[0])
+                room[number in given] -= int(row[0])
 
     arrays["rows"] = player.play({}, data, look)
     arrays["cotangents"] = _numbered_rows(tape.cotangents)
@@ -191,13 +191,12 @@ class _Seen:
 
     def __init__(self, arrays: Arrays) -> None:
         self.names = [name for name in arrays if name.startswith(("in/", "act/"))]
-        self.rows = np.array([fingerprint(arrays[name]) for name in self.names])
+        rows = [fingerprint(arrays[name]) for name in self.names]
+        self.rows = np.array(rows).reshape(-1, COLUMNS)
 
     def find(self, row: np.ndarray) -> str:
-        for name, other in zip(self.names, self.rows):
-            if other[0] == row[0] and np.allclose(other, row, rtol=0, atol=1e-12 * row[3]):
-                return name
-        return ""
+        same = (np.abs(self.rows - row) <= 1e-12 * row[3]).all(1) & (self.rows[:, 0] == row[0])
+        return self.names[int(same.argmax())] if same.any() else ""
 
 
 def _numbered(arrays: Arrays) -> dict[int, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.check import rungs
+from lockstep.check.follower import Follower
 from lockstep.check.following.follow import Followed
 from lockstep.check.following.tapes import Asked
 from lockstep.check.layout import Entry
@@ -14,7 +15,6 @@ from lockstep.check.pairing import by_names
 from lockstep.check.pairing.by_values import entries_of
 from lockstep.check.pairing.entries import Mapping
 from lockstep.check.prove import Prover, Trial
-from lockstep.check.roots.lines import Follower
 from lockstep.check.sides.modules import Calls
 from lockstep.check.sides.port import Port, aliases_of, tensors_of
 from lockstep.check.sides.trace import Trace

@@ -83,7 +83,10 @@ def conclude(aligned: Alignment, ends: Ends, judged: Judgement) -> Result:
     told = notes.of(aligned, stages) + [each.note for each in ends.excused if each.note]
     told += _inside(judged.fates, roots) + judged.unused
     if roots:
-        told += judged.unnamed + _name_lines(aligned, roots)
+        told += judged.unnamed
+        name_lines(roots, aligned.follower)
+        if aligned.again and aligned.port.isolates:
+            name_lines_of_batches(roots, aligned, aligned.again)
     if aligned.follower.lacks and aligned.mapping.left_on_one_side:
         told.append(f"names and shapes alone pair tensors: {aligned.follower.lacks}")
     guessed = [str(entry.reference) for entry in unshown]
@@ -114,18 +117,6 @@ def conclude(aligned: Alignment, ends: Ends, judged: Judgement) -> Result:
         updates=notes.updates_seen(aligned.reference, stages),
         batches=len(about["accumulated"]) or 1,
     )
-
-
-def _name_lines(aligned: Alignment, roots: list[Root]) -> list[str]:
-    """Finds the lines of roots; returns notes on those that have none."""
-    trial, follower = aligned.trial, aligned.follower
-    rounded = any(root.entry == "made in float32" for root in roots)
-    paired = {r for slots in trial.pairing.slots.values() for r in slots.values()}
-    by_hand = any(entry.given for entry in aligned.entries)
-    told = name_lines(roots, follower, rounded, trial.weights, paired, by_hand)
-    if aligned.again and aligned.port.isolates:
-        name_lines_of_batches(roots, follower, trial.weights, aligned.again)
-    return told
 
 
 def _uncompared(aligned: Alignment, ends: Ends, judged: Judgement) -> list[str]:

@@ -12,6 +12,7 @@ from lockstep.check.initial import compare_built
 from lockstep.check.layout import fitting_permutations
 from lockstep.check.pairing.entries import Mapping
 from lockstep.check.roots import backward
+from lockstep.check.roots.lines import find_partings
 from lockstep.check.roots.locate import (
     Root,
     find_initial,
@@ -47,7 +48,7 @@ class Judgement:
         beside: what was mended or switched off, and a user may want to know.
         fates: what became of each finding.
         uncompared: what could not be compared beside what is accepted.
-        unnamed: gradients whose place could not be found, a note each.
+        unnamed: why roots have no lines, a note each.
         unused: what the user accepts and no root needs, a note each.
     """
 
@@ -107,8 +108,7 @@ def _roots(
     aligned: Alignment, ends: Ends, evidence: causes.Evidence, as_written: list[Root], *,
     initial: bool,
 ) -> tuple[list[Root], list[str]]:  # fmt: skip
-    """Finds the roots of all ends that differ, and their causes; and the notes on gradients whose
-    place could not be found."""
+    """Finds the roots of all ends that differ, their causes, and notes on those without lines."""
     # Below float64 the ends are blunt, and what differs inside by more than noise is sharper.
     exact, trial, stages = aligned.is_exact, aligned.trial, ends.stages
     if not (initial or any(spot.is_end or not exact for spot in ends.spots)):
@@ -117,10 +117,12 @@ def _roots(
                        aligned.tapped, {entry.reference.name for entry in aligned.entries},
                        _lacking_parameters(aligned))  # fmt: skip
     roots = [root for root in roots if not exact or _shows_in_an_end(root, stages)]
+    roots, unfollowed = find_partings(roots, aligned)
     unmatched = _unmatched(aligned.mapping, stages["1"])
     roots = complete(stages.values(), unmatched + roots + as_written, aligned.calls)
     own = [root for root in roots if root not in as_written]
-    unnamed = backward.name_and_join(own, ends.reference, aligned.port, trial,
+    unnamed = [unfollowed] * bool(unfollowed)
+    unnamed += backward.name_and_join(own, ends.reference, aligned.port, trial,
                                      trial.pairing.forced(aligned.calls))  # fmt: skip
     causes.explain(own, evidence)
     if ends.outputs.unseen:

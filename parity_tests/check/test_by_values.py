@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.check import report
 from lockstep.check.check import Result
-from lockstep.check.roots import lines
+from lockstep.check.follower import Follower
 from lockstep_recorder.operations import fingerprint
 from parity_tests.check.follow_pairs import PAIRS
 from parity_tests.check.inside import check_pair
@@ -49,7 +49,7 @@ def test_a_right_port_is_equal_and_is_so_from_the_map_that_values_find(
     }  # fmt: skip
     assert partners == PAIRS[name].partners
     found = report.to_json(result)["mapping"]
-    monkeypatch.setattr(lines, "follow_data", None)
+    monkeypatch.setattr(Follower, "_live", None)
     again = check(name, overrides=json.loads(json.dumps(found)))
     assert again.verdict == "equal" and report.to_json(again)["mapping"] == found
 

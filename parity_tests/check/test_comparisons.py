@@ -16,7 +16,6 @@ from lockstep.check.pairing.by_values import turns_window
 from lockstep.check.pairing.tensors import Tensors
 from lockstep.check.prove import Prover, Trial
 from lockstep.check.recorded import RecordedPort, require_same_batches
-from lockstep.check.roots import lines
 from lockstep.check.roots.lines import Follower
 from lockstep.check.roots.locate import find_roots
 from lockstep.check.rungs import Stage
@@ -112,12 +111,7 @@ TABLE = CHOSEN[:CHOSEN.index("        self.none,")] + """\
 """ + CHOSEN[CHOSEN.index("\n\ndef loss"):]  # fmt: skip
 
 
-def test_lines_are_sought_with_what_is_paired_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are right also where following the data has paired no row of a table."""
-    follow = lines.follow
-    monkeypatch.setattr(
-        lines, "follow", lambda *given: replace(follow(*given), parts=[], coarse=[])
-    )
+def test_lines_are_sought_with_what_is_paired_by_hand() -> None:
     pairs = [{"reference": {"name": f"{name}.weight"},
               "port": {"name": "table", "cuts": [[0, row, row + 1, False]]}}
              for row, name in enumerate(("no", "yes", "none"))]  # fmt: skip

@@ -10,16 +10,23 @@ import pytest
 
 from lockstep.check import report
 from lockstep.check.check import Result
-from lockstep.check.following.apart import part_at
+from lockstep.check.follower import Follower
+from lockstep.check.following.apart import PartedAt, part_at
 from lockstep.check.following.fit import Fits, _each_once
-from lockstep.check.following.follow import OPEN, Followed, follow
-from lockstep.check.following.tapes import Asked, LiveTape, RecordedTape, SideTape
+from lockstep.check.following.follow import (
+    OPEN,
+    ROUNDED,
+    Followed,
+    Parted,
+    follow,
+    follow_mapped,
+)
+from lockstep.check.following.tapes import EQUAL, Asked, LiveTape, RecordedTape, SideTape
 from lockstep.check.following.turns import turns
-from lockstep.check.roots import lines
 from lockstep.check.sides import trace
-from lockstep.check.sides.port import Port
 from lockstep.check.sides.program import UserProgram
 from lockstep.check.sides.trace import Trace
+from lockstep.model.params import Arrays
 from lockstep.process import ROOT
 from lockstep_recorder import questions, tree
 from lockstep_recorder.noise import perturb
@@ -28,7 +35,7 @@ from lockstep_recorder.operations_jax import Flat
 from lockstep_recorder.questions import describe_run
 from lockstep_recorder.recording import prefixed
 from parity_tests.check.follow_pairs import PAIRS, Pair
-from parity_tests.check.inside import Inside, check_inside, record_inside
+from parity_tests.check.inside import START, Inside, check_inside, check_pair, record_inside
 from parity_tests.check.mutants import BY_NAME, changed, port_of
 from parity_tests.check.small_program import small
 from parity_tests.tiers import tier
@@ -40,6 +47,23 @@ TOKENS = np.random.default_rng(0).integers(0, 61, (4, 13))
 
 
 def follow_programs(reference: Inside, port: Asked, batch: object) -> Followed:
+    theirs, ours, weights, _, buffers = begin(reference, port, batch)
+    return follow(theirs, ours, weights, buffers)
+
+
+def part_programs(
+    reference: Inside, port: Asked, batch: object, tolerance: float = EQUAL
+) -> Parted:
+    """Finds where values part under the mapping that following them finds."""
+    theirs, ours, weights, own, buffers = begin(reference, port, batch)
+    partners = follow(theirs, ours, weights, buffers).source
+    return follow_mapped(theirs, ours, weights, partners, own, tolerance)
+
+
+def begin(
+    reference: Inside, port: Asked, batch: object
+) -> tuple[RecordedTape, LiveTape, Arrays, Arrays, Arrays]:
+    """Returns both tapes, the weights of both sides, and the port's buffers."""
     spec, arrays = tree.take_apart(batch)
     about, initial = reference.ask("facts")
     weights = dict(perturb(initial, 7, set(about["parameters"])))
@@ -53,17 +77,30 @@ def follow_programs(reference: Inside, port: Asked, batch: object) -> Followed:
     recorded = RecordedTape(about, prefixed("tape", tape) | side.run(weights, spec, arrays)[1])
     parameters = reference.ask("facts")[0]["parameters"]
     recorded.add_buffers({name: x for name, x in weights.items() if name not in parameters})
-    return follow(recorded, LiveTape(port, own, given, spec), weights, buffers)
+    return recorded, LiveTape(port, own, given, spec), weights, own, buffers
+
+
+Sides = tuple[Inside, Inside, object]
 
 
 def followed_pair(pair: Pair, folder: Path, changes: tuple[str, str] = ("", "")) -> Followed:
+    return follow_programs(*programs_of(pair, folder, changes))
+
+
+def parts_of_pair(
+    pair: Pair, folder: Path, changes: tuple[str, str] = ("", ""), tolerance: float = ROUNDED
+) -> list[PartedAt]:
+    return part_programs(*programs_of(pair, folder, changes), tolerance).parts
+
+
+def programs_of(pair: Pair, folder: Path, changes: tuple[str, str]) -> Sides:
     sides: list[Inside] = []
     for name in ("reference", "port"):
         path = folder / f"{name}.py"
         text = pair.program(name == "port")
         path.write_text(text.replace(*changes) if name == "port" and changes[0] else text)
         sides.append(Inside(path))
-    return follow_programs(sides[0], sides[1], sides[0].side.user.call("batch", 0))
+    return sides[0], sides[1], sides[0].side.user.call("batch", 0)
 
 
 def test_a_module_used_twice_on_the_same_data_is_no_two_parts_of_one(
@@ -81,8 +118,8 @@ def test_a_buffer_that_the_reference_computes_is_a_constant(tmp_path: Path) -> N
     table = "torch.sin(torch.arange(72) / 7).view(T, D)"  # float32
     init = f"self.v = P(D, D)\nself.register_buffer('table', {table})"
     pair = Pair(("self.w = P(D, D)", forward), (init, "return (x + self.table) @ self.v.T"), {})
-    right = followed_pair(pair, tmp_path).coarse
-    (part,) = followed_pair(pair, tmp_path, ("@ self.v.T", "@ self.v.T.sin()")).coarse
+    right = parts_of_pair(pair, tmp_path)
+    (part,) = parts_of_pair(pair, tmp_path, ("@ self.v.T", "@ self.v.T.sin()"))
     assert not right and "@ self.v" in part.port and "@ self.w" in part.reference
 
 
@@ -94,7 +131,7 @@ def test_the_constant_that_one_side_keeps_in_a_buffer_is_named_where_the_other_m
     made = f"t = {table}.sin()\nt = t.view(T, D).double()\nreturn (x + t).tanh()"
     pair = Pair((init, "return (x + self.table).tanh()"), ("pass", made), {})
     for changes in (("/ 7).float()", "/ 8).float()"), ("(x + t)", "(x - t)")):
-        (part,) = followed_pair(pair, tmp_path, changes).coarse
+        (part,) = parts_of_pair(pair, tmp_path, changes)
         assert changes[1] in part.port and "x + self.table" in part.reference, part
         assert part.near == ("float" in changes[1])
 
@@ -107,21 +144,19 @@ def test_a_table_that_numpy_makes_is_told_where_it_is_used(tmp_path: Path) -> No
     made = ("t = torch.from_numpy(np.arange(T)[:, None] * np.linspace(1, 2, D // 2))\n"
             "return (x * t.sin().repeat(1, 2)).tanh()")  # fmt: skip
     pair = Pair((init, theirs), ("pass", made), {})
-    (part,) = followed_pair(pair, tmp_path, ("(1, 2, D // 2)", "(1, 3, D // 2)")).coarse
+    (part,) = parts_of_pair(pair, tmp_path, ("(1, 2, D // 2)", "(1, 3, D // 2)"))
     assert "t.sin()" in part.reference and "t.sin()" in part.port and not part.near
     assert "the port has a constant of (6, 6) here" in part.hints[0]
-    (part,) = followed_pair(pair, tmp_path, ("(x * t", "(2 * x * t")).coarse
+    (part,) = parts_of_pair(pair, tmp_path, ("(x * t", "(2 * x * t"))
     assert "x * t" in part.reference and "2 * x" in part.port and not part.hints
 
 
 def test_a_line_of_a_helper_is_told_with_its_call(tmp_path: Path) -> None:
     text = "f = lambda z: z.tanh() + z\nx = f(x)\nx = f(2 * x).sin()\nreturn f(x)"
-    (part,) = followed_pair(
-        Pair(("", text), ("", text), {}), tmp_path, ("(2 * x)", "(x - 2)")
-    ).parts
+    (part,) = parts_of_pair(Pair(("", text), ("", text), {}), tmp_path, ("(2 * x)", "(x - 2)"))
     assert "f(x - 2)" in part.port and part.callers == ((), ())
     wrong = "g = lambda z: z.tanh() - z\n" + text.replace("f(2", "g(2")
-    (part,) = followed_pair(Pair(("", text), ("", wrong), {}), tmp_path).parts
+    (part,) = parts_of_pair(Pair(("", text), ("", wrong), {}), tmp_path)
     assert "z.tanh() - z" in part.port and "z.tanh() + z" in part.reference
     assert [[line.partition("  ")[2] for line in lines] for lines in part.callers] == [
         ["x = f(2 * x).sin()"], []]  # fmt: skip
@@ -149,7 +184,7 @@ def test_a_convolution_is_told_without_what_is_usual(tmp_path: Path) -> None:
         ("self.w = P(T, T, 3)", text.format(1)), ("self.w = P(T, T, 3)", text.format(1)), {}
     )
     changes = ("padding=1, dilation=1", "padding=2, dilation=2")
-    (part,) = followed_pair(pair, tmp_path, changes).coarse
+    (part,) = parts_of_pair(pair, tmp_path, changes)
     told = [operation.partition("; ")[2] for operation in part.operations]
     assert told == ["stride=[1], padding=[1]", "stride=[1], padding=[2], dilation=[2]"]
 
@@ -160,7 +195,9 @@ def test_a_tensor_that_nothing_has_stays_open(tmp_path: Path) -> None:
         pair, tmp_path, ("return y @ self.w + self.b", "return y @ self.w * 3 + self.b")
     )
     assert not found.equal and found.partners("w") == ["head.weight"]
-    (part,) = found.parts
+    (part,) = parts_of_pair(
+        pair, tmp_path, ("return y @ self.w + self.b", "return y @ self.w * 3 + self.b")
+    )
     assert part.port.endswith("return y @ self.w * 3 + self.b")
     assert part.reference.endswith("return self.head(self.norm(x))")
 
@@ -216,7 +253,7 @@ def test_a_difference_behind_others_that_are_none_is_named_by_its_lines(
     init, port = "self.w = P(2 * D, D)" * ("self.w" in reference), reference
     for old, new in changes:
         port = port.replace(old, new)
-    part = followed_pair(Pair((init, reference), (init, port), {}), tmp_path).coarse[0]
+    part = parts_of_pair(Pair((init, reference), (init, port), {}), tmp_path)[0]
     assert changes[0][0] in part.reference and changes[0][1] in part.port, part
 
 
@@ -232,7 +269,7 @@ NEAR = [
 def test_lines_are_near_where_the_operations_are_not_given_the_same(
     right: str, wrong: str, near: bool, tmp_path: Path
 ) -> None:
-    (part,) = followed_pair(Pair(("", right), ("", wrong), {}), tmp_path).parts
+    (part,) = parts_of_pair(Pair(("", right), ("", wrong), {}), tmp_path)
     assert part.near is near, part
 
 
@@ -284,7 +321,7 @@ def test_an_example_in_jax_is_paired_whole_without_taps(port: str, tmp_path: Pat
     path.write_text(text.replace("def taps(", "def no_taps("))
     with closing(UserProgram(str(path))) as running:
         found = follow_programs(Inside(port_of("gpt")), running, TOKENS)
-    assert found.equal and not found.open and not found.parts
+    assert found.equal and not found.open
     assert not any((places == OPEN).any() for places in found.source.values())
     theirs = {partner for name in found.source for partner in found.partners(name)}
     assert theirs == set(found.starts)
@@ -304,8 +341,7 @@ def test_a_difference_of_a_port_in_jax_is_named_by_the_two_lines(
     path = tmp_path / "gpt_nnx.py"
     path.write_text((GPT / "gpt_nnx.py").read_text().replace(old, new))
     with closing(UserProgram(str(path))) as running:
-        found = follow_programs(Inside(port_of("gpt")), running, TOKENS)
-    first = found.parts[0]
+        first = part_programs(Inside(port_of("gpt")), running, TOKENS).parts[0]
     assert first.reference.startswith(lines[0]) and first.port.startswith(lines[1])
 
 
@@ -358,6 +394,57 @@ def test_each_of_several_roots_is_told_with_its_own_lines(
         assert all(text in line for line in root.lines), (root.name, root.lines)
 
 
+# One module, whose parts a check cannot feed.
+ONE_MODULE = (
+    START
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(6, 6)) for _ in range(2))
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        x = F.gelu(x @ self.a)
+        x = torch.tanh(x) + 0.5
+        return x @ self.b
+
+
+def loss(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+def batch(step):
+    return {"x": np.random.default_rng(step).normal(size=(4, 6))}
+"""
+)
+IN_ONE_MODULE = [
+    ("x - x.mean(-1, keepdim=True)", "x - x.mean(0, keepdim=True)"),
+    ("F.gelu(x @ self.a)", "F.silu(x @ self.a)"),
+    ("+ 0.5", "+ 0.25"),
+    ("return x @ self.b", "return 2 * (x @ self.b)"),
+]
+
+
+def test_each_place_of_one_module_is_a_root_of_its_own() -> None:
+    """Also of two between which no parameter is met, so that no module and no tensor parts them."""
+    roots = check_pair(ONE_MODULE, ONE_MODULE, *IN_ONE_MODULE, again=False).roots
+    forward = [root for root in roots if root.direction == "forward"]
+    assert len(forward) == len(IN_ONE_MODULE) == len({root.where for root in forward})
+    for root, changes in zip(forward, IN_ONE_MODULE):
+        assert changes[1] in root.lines[1], root.lines
+    assert [root.cause for root in forward] == [
+        "mean dim=[0], for dim=[-1]", "silu, for gelu", "add 0.25, for 0.5",
+        "mul 2, which the reference has not"]  # fmt: skip
+
+
+def test_a_place_of_one_module_is_accepted_by_its_own_name() -> None:
+    accept = ["(root), at port.py:23=another number"]
+    result = check_pair(ONE_MODULE, ONE_MODULE, *IN_ONE_MODULE[1:3], again=False, accept=accept)
+    assert [root.where for root in result.accepted] == ["(root), at port.py:23"]
+    assert [root.where for root in result.roots] == ["(root)"]
+
+
 def test_without_tapes_the_verdict_and_the_roots_are_as_before(
     torch_folder: Path, tmp_path: Path
 ) -> None:
@@ -386,8 +473,8 @@ def test_nothing_is_followed_where_the_programs_are_equal(
 ) -> None:
     """Nor where one tensor of the port stands for a query, a key and a value."""
 
-    followed: list[Port] = []
-    monkeypatch.setattr(lines, "follow_data", lambda _, port: followed.append(port))
+    followed: list[int] = []
+    monkeypatch.setattr(Follower, "_live", lambda _, step: followed.append(step))
     assert check_with_lines(torch_folder, port_of("gpt")).verdict == "equal"
     assert check_inside(jax_reference, port_of("gpt")).verdict == "equal"
     assert not followed

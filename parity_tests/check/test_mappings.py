@@ -300,7 +300,7 @@ def test_what_is_met_behind_a_difference_tears_no_tensor(
     others = {"layers.0.x.kernel": (D, D), "layers.1.x.kernel": (D, D)}
     unused = {"layers.0.up.kernel": (D, 2 * D)} if idle == "both sides" else {}
     source = {"layers.0.fc.kernel": fused} | {n: np.full(s, OPEN) for n, s in unused.items()}
-    walked = Followed(source, starts, {**shapes}, [], [*unused], [], equal,
+    walked = Followed(source, starts, {**shapes}, [], [*unused], equal,
                       idle=["layer.0.up.weight"] if idle else [])  # fmt: skip
     port = tensors({"layers.0.fc.kernel": (D, 2 * D), **unused, **others}, "jax")
     made = entries_of(walked, tensors(shapes, "torch"), port)

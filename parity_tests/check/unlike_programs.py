@@ -792,7 +792,7 @@ PAIRS = {
         DROPPED,
         DROPPED.replace("nn.LeakyReLU(0.2), nn.Dropout(0.0)", "nn.Dropout(0.0)").replace(
             "self.net[1](self.net[0](y))", "self.net[0](F.leaky_relu(y, 0.2))"),
-        {"between first and net.0": ("y, 0.2", "y, 0.1")},
+        {"net.0": ("y, 0.2", "y, 0.1")},
     ),
     "a series as long as it has channels": Pair(
         SERIES,

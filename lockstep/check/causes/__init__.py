@@ -40,7 +40,7 @@ def explain(roots: list[Root], evidence: Evidence) -> None:
             root.put_cause(found)
     _hint_at_untied(roots, evidence)
     for root in roots:
-        if root.cause or root.direction != "forward":
+        if root.cause or root.direction != "forward" or root.further:
             continue
         found = _exchanged(root, evidence)
         if found:
@@ -131,6 +131,8 @@ def merge_lines(roots: list[Root]) -> list[Root]:
 
 
 def _cause_of(root: Root, evidence: Evidence) -> Cause | None:
+    if root.further:
+        return None
     if root.direction == "update":
         return optimizer.explain(root, evidence)
     if root.direction == "initial values":

@@ -43,6 +43,7 @@ class PartedAt:
         reference: FILE:LINE and its text.
         operations: the name of each, the shapes of its inputs, its attributes.
         number: on the reference's tape.
+        given: on the reference's tape, the value that is right there.
         near: the operations are given other values, or one program lacks one: what is wrong is
             near these lines, and perhaps at none of them.
         hints: what else is known of what they are given.
@@ -54,6 +55,7 @@ class PartedAt:
     port: str
     operations: tuple[str, str] = ("", "")
     number: int = -1
+    given: int = -1
     near: bool = False
     hints: tuple[str, ...] = ()
     callers: tuple[tuple[str, ...], ...] = ((), ())
@@ -81,14 +83,8 @@ Met = dict[int, list[int]]  # the port's value -> those of the reference
 Rows = dict[int, np.ndarray]  # a value -> its fingerprint
 
 
-def find_parts(
-    reference: RecordedTape, port: LiveTape, known: Known, rows: dict[int, np.ndarray], met: Met,
-    replaced: dict[int, int],
-) -> list[PartedAt]:  # fmt: skip
-    """Finds the operations behind which values part, in the order of the program.
-
-    Where both are given the same elements in another order, such as heads that are split otherwise,
-    the operations that put them there are found instead.
+class Apart:
+    """What both sides have at some point of a walk, and where they part behind it.
 
     Args:
         known: the reference's values.
@@ -96,38 +92,56 @@ def find_parts(
         met: values that are alike.
         replaced: the port's values in whose place the reference's were put.
     """
-    theirs = {n for found in met.values() for n in found}
-    ours = {n for n, found in met.items() if found}
-    put = set(replaced.values()), set(replaced)
-    alive = (
-        _alive(reference, theirs, put[0], known.rows, known.tolerance),
-        _alive(port, ours, put[1], rows, known.tolerance),
-    )
-    ends = [(r, p) for p, r in replaced.items()]
-    if reference.loss not in met.get(port.loss, []):
-        ends.append((reference.loss, port.loss))
-    found: list[PartedAt] = []
-    for r, p in ends:
-        known_to = alive[0] | (put[0] - {r}), alive[1] | (put[1] - {p})
-        reached = [_with_moved(side, of) for side, of in zip((reference, port), known_to)]
-        r, p = _first_apart(reference, reached[0], r), _first_apart(port, reached[1], p)
+
+    def __init__(
+        self, reference: RecordedTape, port: LiveTape, known: Known, rows: Rows, met: Met,
+        replaced: dict[int, int],
+    ) -> None:  # fmt: skip
+        self.reference, self.port, self.known = reference, port, known
+        self.rows, self.met = rows, met
+        put = set(replaced.values()), set(replaced)
+        theirs = {n for found in met.values() for n in found}
+        ours = {n for n, found in met.items() if found}
+        self.alive = (
+            _alive(reference, theirs, put[0], known.rows, known.tolerance) | put[0],
+            _alive(port, ours, put[1], rows, known.tolerance) | put[1],
+        )
+
+    def first(self, meeting: int, number: int) -> tuple[int, int]:
+        """Finds the operations behind which values part on the way to an operation."""
+        r, p = (_first_apart(side, _with_moved(side, alive), n)
+                for side, alive, n in zip((self.reference, self.port), self.alive,
+                                          (meeting, number)))  # fmt: skip
+        return r, p
+
+    def tell(self, r: int, p: int, given: int = -1) -> PartedAt:
+        """Tells the operations behind which values part.
+
+        Where both are given the same elements in another order, such as heads that are split
+        otherwise, the operations that put them there are told instead.
+
+        Args:
+            given: the reference's value that is right there.
+        """
+        reference, port, known, rows, met = (
+            self.reference, self.port, self.known, self.rows, self.met
+        )  # fmt: skip
         here = (reference, r), (port, p)
         hints: list[str] = []
         moved = (_find_rearranged(*here, known, rows, met)
-                 or _find_constants(*here, known_to, known.tolerance, hints)
-                 or _find_moved(*here, known_to) or _find_chosen(*here, met))  # fmt: skip
+                 or _find_constants(*here, self.alive, known.tolerance, hints)
+                 or _find_moved(*here, self.alive) or _find_chosen(*here, met))  # fmt: skip
         near = moved is None and not _are_given_alike(*here, met)
         r_shown, p_shown = moved or (r, p)
         near |= (r_shown == r) != (p_shown == p)  # one side's constant is a buffer
-        part = part_at(reference, r_shown, port, p_shown)
         shown = OperationAt(reference, r_shown, known.rows), OperationAt(port, p_shown, rows)
-        told = find_difference(*shown, known.tolerance)
+        cause = find_difference(*shown, known.tolerance)
         operands = port.data_inputs(p_shown)
-        if not told and len(operands) == 1 and are_given_the_same(*shown, known.tolerance):
+        if not cause and len(operands) == 1 and are_given_the_same(*shown, known.tolerance):
             x = port.value_of({}, operands[0])
-            told = find_function(*shown, x, known.tolerance)
-        found.append(replace(part, number=r, near=near, hints=tuple(hints), cause=told))
-    return found
+            cause = find_function(*shown, x, known.tolerance)
+        part = part_at(reference, r_shown, port, p_shown)
+        return replace(part, number=r, given=given, near=near, hints=tuple(hints), cause=cause)
 
 
 def _are_given_alike(theirs: tuple[SideTape, int], ours: tuple[SideTape, int], met: Met) -> bool:

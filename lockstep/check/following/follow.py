@@ -7,14 +7,15 @@ which the result is the same, is the partner. Names decide where values cannot.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, islice, permutations, product
 from math import prod
 
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.following.apart import MOVES, PartedAt, find_parts
+from lockstep.check.following.apart import MOVES, Apart, PartedAt
 from lockstep.check.following.fit import LARGE, Candidate, Fits, elements_of, present
 from lockstep.check.following.selections import Selection, parted
 from lockstep.check.following.tapes import (
@@ -40,6 +41,8 @@ UNITS, WINDOW = 3, 100  # open tensors that are guessed together; values in whic
 TOGETHER, MOST_JOINTLY = 24, 400  # layouts of one of them; of all together
 FAILURES = 2  # of such guesses, after which none is tried any more
 GROUPS = 60  # of operations whose tensors may be joined in one
+ORDERS = 12  # of the axes of a value that is put in another's place
+MENDS = 4  # places at which values part on the way to one operation
 FITTING = 24  # tensors for one operation that are tried in turn
 RETURNS = 100  # to an earlier choice, until a later value agrees
 ROUNDED = 3e-6  # relative: values in which something was rounded to float32
@@ -55,9 +58,7 @@ class Followed:
         source: by the port's tensor: for each element the reference's, counted through its tensors
             in order, or OPEN.
         open: the port's tensors that reach the loss and have no partner for some element.
-        parts: where the values part, in the order of the program.
-        equal: whether the losses are.
-        coarse: where the values part by more than what rounds in float32.
+        equal: whether the losses are, with no value of the reference in the place of the port's.
     """
 
     source: dict[str, np.ndarray]
@@ -65,12 +66,10 @@ class Followed:
     shapes: dict[str, tuple[int, ...]]  # of the reference's tensors
     open: list[str]
     unused: list[str]  # the port's tensors that do not reach the loss
-    parts: list[PartedAt]
     equal: bool
     guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
     permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
     met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
-    coarse: list[PartedAt] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)  # the reference's that do not reach the loss
 
     def partners(self, name: str) -> list[str]:
@@ -79,6 +78,20 @@ class Followed:
         names, starts = list(self.starts), np.array(list(self.starts.values()))
         owners = np.searchsorted(starts, places[places != OPEN], "right") - 1
         return [names[owner] for owner in dict.fromkeys(owners.tolist())]
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Where values part under a mapping.
+
+    Attributes:
+        parts: in the order of the program.
+        all: with the reference's values put in there the loss is the reference's: they part nowhere
+            else on the way to it.
+    """
+
+    parts: list[PartedAt]
+    all: bool
 
 
 def follow(
@@ -100,9 +113,27 @@ def follow(
         found.append(walk.result())
         if found[-1].equal or not walk.is_near(ROUNDED):
             break
-    best = min(found, key=lambda each: len(each.open))
-    parts, coarse = found[0].parts, found[-1].parts
-    return replace(best, parts=parts, coarse=coarse, equal=found[0].equal)
+    return replace(min(found, key=lambda each: len(each.open)), equal=found[0].equal)
+
+
+def follow_mapped(
+    reference: RecordedTape, port: LiveTape, weights: Arrays, partners: Arrays, own: Arrays,
+    tolerance: float,
+) -> Parted:  # fmt: skip
+    """Walks the port's tape under a mapping. Behind a difference it goes on with the reference's
+    values, so that the next one is found, too.
+
+    Args:
+        weights: the reference's.
+        partners: by the port's tensor: for each element the reference's, counted through its
+            tensors in order, or OPEN.
+        own: the port's tensors, whose elements without a partner keep their values.
+        tolerance: relative.
+    """
+    walk = _Walk(reference, port, weights, {}, tolerance)
+    walk.take_all(partners, own)
+    walk.go()
+    return Parted(walk.parts(), walk.ends_equal)
 
 
 @dataclass
@@ -114,6 +145,7 @@ class Progress:
     have: set[int]  # the port's values that were played
     given: dict[int, np.ndarray]  # the port's pure values that were put in: the reference's places
     replaced: dict[int, int]  # the port's value -> the reference's, which was put in
+    parts: list[PartedAt] = field(default_factory=list)  # where the reference's value was put in
     data: dict[int, np.ndarray] = field(default_factory=dict)  # what was put in
     rows: dict[int, np.ndarray] = field(default_factory=dict)  # the port's fingerprints
     alike: dict[int, list[int]] = field(default_factory=dict)  # its value -> the reference's
@@ -121,10 +153,8 @@ class Progress:
     done: set[int] = field(default_factory=set)  # the reference's operations that have partners
     guessed: list[int] = field(default_factory=list)
 
-    def copy(self) -> "Progress":
-        return Progress(self.source.copy(), self.used.copy(), set(self.have), dict(self.given),
-                     dict(self.replaced), dict(self.data), dict(self.rows), dict(self.alike),
-                     dict(self.met), set(self.done), list(self.guessed))  # fmt: skip
+    def copied(self) -> "Progress":
+        return Progress(**{field.name: copy(getattr(self, field.name)) for field in fields(self)})
 
 
 @dataclass
@@ -178,6 +208,15 @@ class _Walk:
         self.apart: list[np.ndarray] = []  # fingerprints of values that are none of the reference's
         self.returns, self.failures = RETURNS, 0
 
+    def take_all(self, partners: Arrays, own: Arrays) -> None:
+        """Takes a mapping; elements without a partner keep the port's values."""
+        for name, start, stop in zip(self.port.names, self.port.starts, self.port.starts[1:]):
+            at = np.arange(start, stop) - start + self.flat.size
+            theirs = partners[name].ravel() if name in partners else np.full(stop - start, OPEN)
+            self.now.source[start:stop] = np.where(theirs == OPEN, at, theirs)
+            self.flat = np.concatenate([self.flat, np.ravel(own[name])])
+        self.fits.flat = self.flat
+
     def go(self) -> None:
         roots = [n for n in self.port.data if n in self.now.have]
         self._note(roots, self.port.play({}, roots))
@@ -192,7 +231,7 @@ class _Walk:
             if not agrees and self.choices:
                 agreeing = sum(map(bool, self.now.met.values()))
                 if (at, agreeing) > best[:2]:
-                    best = at, agreeing, self.now.copy()
+                    best = at, agreeing, self.now.copied()
                 returned = self._return()
                 if returned is not None:
                     at = returned + 1
@@ -202,6 +241,8 @@ class _Walk:
                 number = self.order[at][1]
             if not agrees and number >= 0:
                 self._part(number)
+            elif not agrees:
+                self._mend(self.reference.loss, self.port.loss)
             if agrees and at >= best[0] >= 0:  # what failed before does so no more
                 self.choices = [choice for choice in self.choices if choice.at >= at]
                 self.returns = RETURNS
@@ -221,7 +262,7 @@ class _Walk:
                 self.choices.pop()
                 continue
             self.returns -= 1
-            self._restore(choice.state.copy())
+            self._restore(choice.state.copied())
             candidate = choice.left.pop(0)
             self._take(candidate)
             self._play([choice.number])
@@ -298,7 +339,9 @@ class _Walk:
         if fitting := found or guessed:
             if len(fitting) > 1:
                 meetings = {m for c in fitting for m in c.met}
-                self.choices.append(Fork(at, number, self.now.copy(), fitting[1:FITTING], meetings))
+                self.choices.append(
+                    Fork(at, number, self.now.copied(), fitting[1:FITTING], meetings)
+                )
             self._take(fitting[0] if guessed else self._telling(number, fitting[0]))
             self.now.guessed += unknown if guessed else []
         elif not self._guess_jointly(number):
@@ -343,13 +386,78 @@ class _Walk:
         frontiers = self.port.frontiers(number)
         unknown = [f for f in frontiers if self._is_open(f)]
         self._give([f for f in frontiers if f not in unknown])
-        replaced = self._replace(number, unknown)
+        replaced = None
+        if unknown:
+            replaced = self._replace(number, unknown)
+        else:
+            for meeting in self._of_same_tensors(number):
+                if self._mend(meeting, number):
+                    break
         if replaced:
             self.now.have.discard(number)
         if not any(self._is_open(f) for f in frontiers):
             self._play([number])
             if replaced:
                 self._settle(number, replaced)
+
+    def _mend(self, meeting: int, number: int) -> bool:
+        """Puts the reference's values in where values part on the way to an operation, and where
+        they part behind that: the result of an operation or, where one side has one more, what that
+        is given; else what the operation is given at the end. Says if its result is then the
+        reference's."""
+        for _ in range(MENDS):
+            if not self._inputs_are_there(number):
+                return False
+            here = self._apart()
+            r, p = here.first(meeting, number)
+            places = self._places(r, p, meeting, number)
+            fitting = ((*place, self._fitting(*place, number)) for place in places)
+            found = next((each for each in fitting if each[2] is not None), None)
+            if found is None:
+                return False
+            theirs, ours, data = found
+            self.now.parts.append(self._told(here, r, p, theirs, ours))
+            self._put(ours, theirs, present(data))
+            ((row,),) = self.port.attempt([{}], [number])
+            if self.fits.comes_of(self.known.find(row), meeting):
+                return True
+        return False
+
+    def _apart(self) -> Apart:
+        now = self.now
+        return Apart(self.reference, self.port, self.known, now.rows, now.met, now.replaced)
+
+    def _places(self, r: int, p: int, meeting: int, number: int) -> Iterator[tuple[int, int]]:
+        """Yields a value of the reference, and the port's in whose place it may be put."""
+        given = self.reference.data_inputs
+        yield r, p
+        yield from ((i, p) for i in given(r))  # an operation more in the port
+        yield from ((r, i) for i in self.port.data_inputs(p))  # ... in the reference
+        if number != self.port.loss:
+            yield from product(given(meeting), self.port.data_inputs(number))
+
+    def _told(self, here: Apart, r: int, p: int, theirs: int, ours: int) -> PartedAt:
+        """Tells the operations behind which values part; in the port that which puts the right
+        elements in another order, or behind which an operation is missing."""
+        part = here.tell(r, p, theirs)
+        in_another_order = theirs in self.now.alike.get(ours, ())
+        missing = theirs == r and not part.cause and self.port.values[ours].op not in MOVES
+        return here.tell(r, ours, theirs) if in_another_order or missing else part
+
+    def _fitting(self, theirs: int, ours: int, number: int) -> np.ndarray | None:
+        """Returns the reference's value with its axes as they stand in the port's place: the most
+        of what follows is right then, up to an operation; None where nothing is."""
+        value = self.reference.value_of(theirs)
+        fits = self.port.values[ours].size == self.reference.values[theirs].size
+        if value is None or not fits or ours in self.now.replaced:
+            return None
+        behind = self.reference.made_of(theirs)
+        targets = list({n: n for n in [*self._ahead(ours)[1:], number] if ours < n <= number})
+        orders = list(islice(turns(value, self.fits.shape(ours)), ORDERS))
+        rows = self.port.attempt([{ours: data} for data in orders], targets)
+        right = [sum(bool(behind & {*found}) for found in self.known.find_each(each))
+                 for each in rows]  # fmt: skip
+        return orders[int(np.argmax(right))] if any(right) else None
 
     def _give(self, frontiers: list[int]) -> None:
         fresh = {f: self._source_of(f) for f in frontiers if f not in self.now.given}
@@ -650,30 +758,28 @@ class _Walk:
         """Puts the reference's data in, if the result is then the reference's: values parted."""
         floats = [d for d in self.port.data_inputs(number)
                   if self.port.is_float(d) and self.port.values[d].size > 1]  # fmt: skip
-        # A value that is right, but is met where it should not be, stays what it is.
-        inputs = [d for d in floats if not self.now.alike.get(d)] or (floats if unknown else [])
+        inputs = [d for d in floats if not self.now.alike.get(d)] or floats
         others = [d for d in self.port.data_inputs(number) if d not in inputs]
         if len(inputs) != 1 or not all(d in self.now.have for d in others):
             return None
         ours = inputs[0] if self.now.alike.get(inputs[0]) else self._unmoved(inputs[0])
         met = {n for found in self.now.met.values() for n in found}
         above = {n for i in self.port.above([ours]) for n in self.now.met.get(i, [])}
-        meetings = self._near() if unknown else self._of_same_tensors(number)
+        meetings = self._near()
         # First what the port has nowhere; then what it has changed once more.
         orders = (lambda d: d not in met, lambda d: d in above)
-        for kind in ("whole", "joined", "part") if unknown else ("whole",):
+        for kind in ("whole", "joined", "part"):
             if kind == "joined":
                 joined = self._replace_by_joined(number, unknown, ours)
                 if joined:
                     return joined
                 continue
-            fitting = [m for m in meetings if not unknown
-                       or any(self.fits.candidates(m, unknown, kinds=(kind,)))]  # fmt: skip
+            fitting = [m for m in meetings if any(self.fits.candidates(m, unknown, kinds=(kind,)))]
             for group in self._by_likeness(fitting, unknown):
                 for wanted, meeting in product(orders, group):
                     if found := self._replace_by(number, unknown, ours, meeting, wanted, (kind,)):
                         return found
-        if unknown and self._replace_and_guess(number, unknown, ours, met):
+        if self._replace_and_guess(number, unknown, ours, met):
             return Candidate((), {})
         return None
 
@@ -715,7 +821,7 @@ class _Walk:
         if not theirs:
             return None
         value = self.reference.value_of(theirs[0])
-        for data in () if value is None else islice(turns(value, self.fits.shape(ours)), 12):
+        for data in () if value is None else islice(turns(value, self.fits.shape(ours)), ORDERS):
             found = self.fits.matching(number, [meeting], unknown, {ours: data}, kinds=kinds)
             if found:
                 return self._take_with(number, found[0], ours, theirs[0], data)
@@ -747,7 +853,8 @@ class _Walk:
         for theirs, group in islice(several, NEAR):
             alike = self.known.find(self.known.rows[theirs])
             value = next((x for n in alike if (x := self.reference.value_of(n)) is not None), None)
-            for data in () if value is None else islice(turns(value, self.fits.shape(ours)), 12):
+            orders = () if value is None else turns(value, self.fits.shape(ours))
+            for data in islice(orders, ORDERS):
                 candidates = self.fits.joined(tuple(group), unknown[0])
                 found = self.fits.matching_joined(number, candidates, {ours: data})
                 if found:
@@ -794,6 +901,24 @@ class _Walk:
 
     # The answer.
 
+    @property
+    def ends_equal(self) -> bool:
+        """Says if the losses are equal, with what was put in."""
+        return self.reference.loss in self.now.met.get(self.port.loss, [])
+
+    @property
+    def is_equal(self) -> bool:
+        """Says if the losses are equal, with no value of the reference in the port's place."""
+        return self.ends_equal and not self.now.replaced
+
+    def parts(self) -> list[PartedAt]:
+        """Finds where the values part, in the order of the program."""
+        found = list(self.now.parts)
+        if not self.ends_equal:
+            here = self._apart()
+            found.append(here.tell(*here.first(self.reference.loss, self.port.loss)))
+        return found
+
     def result(self) -> Followed:
         names, starts = self.port.names, self.port.starts
         source = {
@@ -807,14 +932,10 @@ class _Walk:
         alone = {*unused, *self.constants}
         open_ = [n for n in names if n not in alone and (source[n] == OPEN).all()]
         reference = self.reference
-        equal = reference.loss in self.now.met.get(self.port.loss, []) and not self.now.replaced
-        parts = [] if equal else find_parts(
-            reference, self.port, self.known, self.now.rows, self.now.met, self.now.replaced
-        )  # fmt: skip
         return Followed(
             source, dict(zip(reference.names, reference.starts.tolist())),
             {n: reference.values[reference.numbers[n]].shape for n in reference.names},
-            open_, unused, parts, equal, self.now.guessed,
+            open_, unused, self.is_equal, self.now.guessed,
             frozenset(self.permuted), self.now.met, idle=idle,
         )  # fmt: skip
 

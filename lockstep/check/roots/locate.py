@@ -32,6 +32,8 @@ class Root:
     operations: list[str] = field(default_factory=list)  # at these lines
     callers: list[list[str]] = field(default_factory=list)  # lines from which these are called
     near: bool = False  # the lines are the nearest that are known
+    part: PartedAt | None = None  # the place at which values part
+    further: bool = False  # it stands behind another root of its spots, which tell of that alone
 
     @property
     def name(self) -> str:
@@ -45,6 +47,14 @@ class Root:
         self.hints = [*part.hints, *self.hints]
         if part.cause and (not self.cause or self.entry in FACTS):
             self.put_cause(part.cause)
+
+    def further_at(self, part: PartedAt) -> "Root":
+        """Makes a root of a further place at which values part, where this one stands."""
+        line = part.port.partition("  ")[0]
+        where = f"{self.where}, at {line}"
+        made = replace(self, where=where, names=[where], part=None, further=True, hints=[])
+        made.put_lines(part)
+        return made
 
     def put_cause(self, cause: Cause) -> None:
         """Takes a cause in place of what is known."""
