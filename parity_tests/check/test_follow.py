@@ -445,6 +445,31 @@ def test_a_place_of_one_module_is_accepted_by_its_own_name() -> None:
     assert [root.where for root in result.roots] == ["(root)"]
 
 
+IN_MODULES = START + """
+class Bend(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * 0.9
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.bend, self.b = nn.Linear(6, 6), Bend(), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.b(F.gelu(self.bend(self.a(x))))
+""" + ONE_MODULE[ONE_MODULE.index("\n\ndef loss"):]  # fmt: skip
+
+
+@pytest.mark.parametrize("factor", ["0.91", "0.9 * (1 + 3e-11)"])
+def test_a_difference_that_the_next_one_follows_at_once_stays_a_root(factor: str) -> None:
+    """No value between them is right; the second gap is one that the walk cannot see."""
+    changes = ("torch.tanh(x) * 0.9", f"torch.tanh(x) * {factor}"), ("F.gelu(", "F.silu(")
+    roots = check_pair(IN_MODULES, IN_MODULES, *changes, again=False).roots
+    assert [root.where for root in roots] == ["bend", "between bend and b"]
+    assert [root.cause[:10] for root in roots] == ["mul 0.91, ", "SiLU for G"] or "+" in factor
+
+
 def test_without_tapes_the_verdict_and_the_roots_are_as_before(
     torch_folder: Path, tmp_path: Path
 ) -> None:

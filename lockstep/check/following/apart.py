@@ -44,6 +44,7 @@ class PartedAt:
         operations: the name of each, the shapes of its inputs, its attributes.
         number: on the reference's tape.
         given: on the reference's tape, the value that is right there.
+        hidden: on the reference's tape, values behind these operations that were not compared.
         near: the operations are given other values, or one program lacks one: what is wrong is
             near these lines, and perhaps at none of them.
         hints: what else is known of what they are given.
@@ -56,6 +57,7 @@ class PartedAt:
     operations: tuple[str, str] = ("", "")
     number: int = -1
     given: int = -1
+    hidden: frozenset[int] = frozenset()
     near: bool = False
     hints: tuple[str, ...] = ()
     callers: tuple[tuple[str, ...], ...] = ((), ())
@@ -131,7 +133,7 @@ class Apart:
         moved = (_find_rearranged(*here, known, rows, met)
                  or _find_constants(*here, self.alive, known.tolerance, hints)
                  or _find_moved(*here, self.alive) or _find_chosen(*here, met))  # fmt: skip
-        near = moved is None and not _are_given_alike(*here, met)
+        near = moved is None and not are_given_alike(*here, met)
         r_shown, p_shown = moved or (r, p)
         near |= (r_shown == r) != (p_shown == p)  # one side's constant is a buffer
         shown = OperationAt(reference, r_shown, known.rows), OperationAt(port, p_shown, rows)
@@ -144,7 +146,7 @@ class Apart:
         return replace(part, number=r, given=given, near=near, hints=tuple(hints), cause=cause)
 
 
-def _are_given_alike(theirs: tuple[SideTape, int], ours: tuple[SideTape, int], met: Met) -> bool:
+def are_given_alike(theirs: tuple[SideTape, int], ours: tuple[SideTape, int], met: Met) -> bool:
     """Says if two operations are given the same data, and it is no part of a value: another part
     may have been chosen."""
     if any(_chosen(ours[0], number) is not None for number in ours[0].data_inputs(ours[1])):

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from lockstep.check import names
-from lockstep.check.following.apart import MOVES, Apart, PartedAt
+from lockstep.check.following.apart import MOVES, Apart, PartedAt, are_given_alike
 from lockstep.check.following.fit import LARGE, Candidate, Fits, elements_of, present
 from lockstep.check.following.selections import Selection, parted
 from lockstep.check.following.tapes import (
@@ -87,7 +87,7 @@ class Parted:
     Attributes:
         parts: in the order of the program.
         all: with the reference's values put in there the loss is the reference's: they part nowhere
-            else on the way to it.
+            else on the way to it, but where a part hides it.
     """
 
     parts: list[PartedAt]
@@ -410,31 +410,60 @@ class _Walk:
                 return False
             here = self._apart()
             r, p = here.first(meeting, number)
-            places = self._places(r, p, meeting, number)
-            fitting = ((*place, self._fitting(*place, number)) for place in places)
-            found = next((each for each in fitting if each[2] is not None), None)
-            if found is None:
+            if not (self._put_near(here, r, p, meeting, number)
+                    or self._put_far(here, r, p, meeting, number)):  # fmt: skip
                 return False
-            theirs, ours, data = found
-            self.now.parts.append(self._told(here, r, p, theirs, ours))
-            self._put(ours, theirs, present(data))
             ((row,),) = self.port.attempt([{}], [number])
             if self.fits.comes_of(self.known.find(row), meeting):
                 return True
         return False
 
+    def _put_near(self, here: Apart, r: int, p: int, meeting: int, number: int) -> bool:
+        """Puts the reference's value in at operations behind which values part: their result or,
+        where one side has one more, what the other is given. What follows is right then, or parts
+        at other operations, which are given the same."""
+        for theirs, ours in [(r, p), *((i, p) for i in self.reference.data_inputs(r)),
+                             *((r, i) for i in self.port.data_inputs(p))]:  # fmt: skip
+            data = self._fitting(theirs, ours, number)
+            if data is not None:
+                self._put_and_tell(here, r, p, theirs, ours, data)
+                return True
+        data = self._candidate(r, p)
+        if data is None or data.shape != self.fits.shape(p):
+            return False
+        before = self.now.copied()
+        self._put_and_tell(here, r, p, r, p, data)
+        r2, p2 = self._apart().first(meeting, number)
+        behind = (self.reference, r2), (self.port, p2)
+        if r2 > r and p2 > p and are_given_alike(*behind, self.now.alike):
+            return True
+        self._restore(before)
+        return False
+
+    def _put_far(self, here: Apart, r: int, p: int, meeting: int, number: int) -> bool:
+        """Puts the reference's value in where an operation further on is given it. What lies
+        between is hidden, but where it is the right value in another order."""
+        given = product(self.reference.data_inputs(meeting), self.port.data_inputs(number))
+        for theirs, ours in given if number != self.port.loss else ():
+            data = self._fitting(theirs, ours, number)
+            if data is not None:
+                between = self.reference.made_of(r) & self.reference.above([theirs])
+                ordered = theirs in self.now.alike.get(ours, ())
+                self._put_and_tell(here, r, p, theirs, ours, data, set() if ordered else between)
+                return True
+        return False
+
+    def _put_and_tell(
+        self, here: Apart, r: int, p: int, theirs: int, ours: int, data: np.ndarray,
+        hidden: Iterable[int] = (),
+    ) -> None:  # fmt: skip
+        part = self._told(here, r, p, theirs, ours)
+        self.now.parts.append(replace(part, hidden=frozenset(hidden)))
+        self._put(ours, theirs, data)
+
     def _apart(self) -> Apart:
         now = self.now
         return Apart(self.reference, self.port, self.known, now.rows, now.met, now.replaced)
-
-    def _places(self, r: int, p: int, meeting: int, number: int) -> Iterator[tuple[int, int]]:
-        """Yields a value of the reference, and the port's in whose place it may be put."""
-        given = self.reference.data_inputs
-        yield r, p
-        yield from ((i, p) for i in given(r))  # an operation more in the port
-        yield from ((r, i) for i in self.port.data_inputs(p))  # ... in the reference
-        if number != self.port.loss:
-            yield from product(given(meeting), self.port.data_inputs(number))
 
     def _told(self, here: Apart, r: int, p: int, theirs: int, ours: int) -> PartedAt:
         """Tells the operations behind which values part; in the port that which puts the right
@@ -447,9 +476,8 @@ class _Walk:
     def _fitting(self, theirs: int, ours: int, number: int) -> np.ndarray | None:
         """Returns the reference's value with its axes as they stand in the port's place: the most
         of what follows is right then, up to an operation; None where nothing is."""
-        value = self.reference.value_of(theirs)
-        fits = self.port.values[ours].size == self.reference.values[theirs].size
-        if value is None or not fits or ours in self.now.replaced:
+        value = self._candidate(theirs, ours)
+        if value is None:
             return None
         behind = self.reference.made_of(theirs)
         targets = list({n: n for n in [*self._ahead(ours)[1:], number] if ours < n <= number})
@@ -458,6 +486,11 @@ class _Walk:
         right = [sum(bool(behind & {*found}) for found in self.known.find_each(each))
                  for each in rows]  # fmt: skip
         return orders[int(np.argmax(right))] if any(right) else None
+
+    def _candidate(self, theirs: int, ours: int) -> np.ndarray | None:
+        """Returns the reference's value, if the trace has it and it may stand in a place."""
+        fits = self.port.values[ours].size == self.reference.values[theirs].size
+        return self.reference.value_of(theirs) if fits and ours not in self.now.replaced else None
 
     def _give(self, frontiers: list[int]) -> None:
         fresh = {f: self._source_of(f) for f in frontiers if f not in self.now.given}

@@ -14,14 +14,16 @@ from lockstep.model.params import Arrays
 from lockstep_recorder.calls import MOST, slot
 from lockstep_recorder.operations import fingerprint
 
+SEEN = 1e-6  # relative: a gap that the walk, for which 1e-9 is equal, does not miss
+
 
 def find_partings(roots: list[Root], aligned: Alignment) -> tuple[list[Root], str]:
     """Finds the places at which values part, for the roots of the forward pass.
 
     A root has the place between what its module is given and what it gives; each further place
     there, as inside a program that shows no module, is a root of its own. Where the values part
-    nowhere else on the way to the loss, what has no place is none. Of places that stand in no
-    module, the first root has the first.
+    nowhere else on the way to the loss, what has no place is none, if it is so far apart that the
+    walk would see it. Of places that stand in no module, the first root has the first.
 
     Returns:
         The roots, and why they have no places, or "".
@@ -40,7 +42,7 @@ def find_partings(roots: list[Root], aligned: Alignment) -> tuple[list[Root], st
     parts: dict[Root, dict[str, PartedAt]] = {root: {} for root in forward}  # by the port's line
     left = []
     for part in (part for part in found.parts if part.reference and part.port):
-        numbers = part.number, part.given
+        numbers = part.given, part.number
         held = (root for n in numbers for root in forward if n in inside[root])
         if root := next(held, None):
             parts[root].setdefault(part.port, part)
@@ -55,7 +57,10 @@ def find_partings(roots: list[Root], aligned: Alignment) -> tuple[list[Root], st
         right = set.intersection(*map(places.before, forward[0].spots))
         forward[0].part = next((part for part in left if part.number not in right), None)
     elif found.all and not left:
-        seen = [root for root in forward if all(map(places.reaches_loss, root.spots))]
+        hidden = frozenset[int]().union(*(part.hidden for part in found.parts))
+        seen = [root for root in forward
+                if root.largest.figure > SEEN and hidden.isdisjoint(inside[root])
+                and all(map(places.reaches_loss, root.spots))]  # fmt: skip
         made |= {root: [] for root in seen if not root.part}
     return [each for root in roots for each in made.get(root, [root])], ""
 
