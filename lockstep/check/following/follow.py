@@ -67,9 +67,7 @@ class Followed:
     open: list[str]
     unused: list[str]  # the port's tensors that do not reach the loss
     equal: bool
-    guessed: list[int] = field(default_factory=list)  # values confirmed by a later value
     permuted: frozenset[str] = frozenset()  # the port's tensors whose order is that of their data
-    met: dict[int, list[int]] = field(default_factory=dict)  # the port's value -> the reference's
     idle: list[str] = field(default_factory=list)  # the reference's that do not reach the loss
 
     def partners(self, name: str) -> list[str]:
@@ -151,7 +149,6 @@ class Progress:
     alike: dict[int, list[int]] = field(default_factory=dict)  # its value -> the reference's
     met: dict[int, list[int]] = field(default_factory=dict)  # the same, of what was not replaced
     done: set[int] = field(default_factory=set)  # the reference's operations that have partners
-    guessed: list[int] = field(default_factory=list)
 
     def copied(self) -> "Progress":
         return Progress(**{field.name: copy(getattr(self, field.name)) for field in fields(self)})
@@ -343,7 +340,6 @@ class _Walk:
                     Fork(at, number, self.now.copied(), fitting[1:FITTING], meetings)
                 )
             self._take(fitting[0] if guessed else self._telling(number, fitting[0]))
-            self.now.guessed += unknown if guessed else []
         elif not self._guess_jointly(number):
             return False
         self._play([number])
@@ -735,7 +731,6 @@ class _Walk:
                 continue
             if confirmed := self._most_confirmed(candidates, ahead, {}):
                 self._take(confirmed)
-                self.now.guessed += list(confirmed.places)
                 return True
         self.failures += 1
         return False
@@ -908,7 +903,6 @@ class _Walk:
             self.now.have.add(ours)
             if guessed := self._guess(number, unknown, {ours: data}, 3):
                 self._take(guessed[0])
-                self.now.guessed += unknown
                 self._put(ours, theirs, data)
                 return True
             self.now.have.discard(ours)
@@ -968,8 +962,7 @@ class _Walk:
         return Followed(
             source, dict(zip(reference.names, reference.starts.tolist())),
             {n: reference.values[reference.numbers[n]].shape for n in reference.names},
-            open_, unused, self.is_equal, self.now.guessed,
-            frozenset(self.permuted), self.now.met, idle=idle,
+            open_, unused, self.is_equal, frozenset(self.permuted), idle,
         )  # fmt: skip
 
 
