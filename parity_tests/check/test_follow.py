@@ -470,6 +470,22 @@ def test_a_difference_that_the_next_one_follows_at_once_stays_a_root(factor: str
     assert [root.cause[:10] for root in roots] == ["mul 0.91, ", "SiLU for G"] or "+" in factor
 
 
+def test_a_difference_that_another_hides_from_the_walk_stays_a_root() -> None:
+    """Means along another axis have another size, so the walk goes on further below."""
+    centred = IN_MODULES.replace(
+        "class Model",
+        "class Centre(nn.Module):\n"
+        "    def forward(self, x):\n        return x - x.mean(-1, keepdim=True)\n\n\nclass Model",
+    )
+    centred = centred.replace(
+        "self.a, self.bend", "self.centre = Centre()\n        self.a, self.bend"
+    )
+    centred = centred.replace("self.bend(self.a(x))", "self.bend(self.centre(self.a(x)))")
+    changes = ("mean(-1,", "mean(0,"), ("torch.tanh(x) * 0.9", "torch.tanh(x) * 0.91")
+    roots = check_pair(centred, centred, *changes, again=False).roots
+    assert [root.where for root in roots] == ["centre", "bend"]
+
+
 def test_without_tapes_the_verdict_and_the_roots_are_as_before(
     torch_folder: Path, tmp_path: Path
 ) -> None:
