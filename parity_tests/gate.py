@@ -52,6 +52,8 @@ RETIRED = {
     "peer: last-target-dropped",
     # The same text, beside the same tensors fused in two, is caught under that layer's name.
     "fused tensor: values and gates of two factors, in turns: no gate",
+    # The same text is caught by the place of the reference's module, "net.0".
+    "unlike pair: an activation before a module that does nothing: between first and net.0",
     # Scales of blocks and stochastic rounding went with nvfp4. Dropout without the micro-step is
     # mask-without-micro-step in both twins.
     *(
