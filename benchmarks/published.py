@@ -89,7 +89,7 @@ class Point:
 
     @property
     def in_loop(self) -> bool:
-        """Whether JAX ran the layers in a loop; known of our own runs."""
+        """Says if JAX ran the layers in a loop, which is known of our own runs alone."""
         return self.facts.get("loop") == "yes"
 
     @property

@@ -486,6 +486,15 @@ def test_a_difference_that_another_hides_from_the_walk_stays_a_root() -> None:
     assert [root.where for root in roots] == ["centre", "bend"]
 
 
+def test_a_difference_that_is_on_no_way_to_the_loss_stays_a_root() -> None:
+    aside = IN_MODULES.replace("return self.b(F.gelu(self.bend(self.a(x))))",
+                               "return self.b(F.gelu(self.a(x))), self.bend(x)")  # fmt: skip
+    aside = aside.replace('model(batch["x"])', 'model(batch["x"])[0]')
+    changes = ("torch.tanh(x) * 0.9", "torch.tanh(x) * 0.91"), ("F.gelu(", "F.silu(")
+    roots = check_pair(aside, aside, *changes, again=False).roots
+    assert {root.where for root in roots} == {"bend", "between a and b"}
+
+
 def test_without_tapes_the_verdict_and_the_roots_are_as_before(
     torch_folder: Path, tmp_path: Path
 ) -> None:

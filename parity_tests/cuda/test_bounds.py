@@ -59,7 +59,7 @@ def test_a_bias_in_float32_is_added_after_cublas(
 
 
 class Step(NamedTuple):
-    """What a compiled step of GPT-2 moves, in bytes, and who multiplies."""
+    """Holds the bytes that a compiled step of GPT-2 moves, and which library multiplies."""
 
     moved: int
     biases: int  # that cuBLAS adds before it rounds

@@ -86,7 +86,7 @@ Rows = dict[int, np.ndarray]  # a value -> its fingerprint
 
 
 class Apart:
-    """What both sides have at some point of a walk, and where they part behind it.
+    """Finds where the values of two programs part, from those that a walk has found alike so far.
 
     Args:
         known: the reference's values.

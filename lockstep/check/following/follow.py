@@ -476,7 +476,8 @@ class _Walk:
         if value is None:
             return None
         behind = self.reference.made_of(theirs)
-        targets = list({n: n for n in [*self._ahead(ours)[1:], number] if ours < n <= number})
+        ahead = dict.fromkeys([*self._ahead(ours)[1:], number])
+        targets = [n for n in ahead if ours < n <= number]
         orders = list(islice(turns(value, self.fits.shape(ours)), ORDERS))
         rows = self.port.attempt([{ours: data} for data in orders], targets)
         right = [sum(bool(behind & {*found}) for found in self.known.find_each(each))
